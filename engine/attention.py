@@ -1,0 +1,115 @@
+"""Attention of packed new tokens: each row's committed prefix, plus a masked region of this cycle's tokens (a tree, or a causal run).
+
+`AttentionPass` is one forward pass's attention over all layers. A backend is a class with its constructor and `__call__`; sdpa works on any
+device, and others can join behind the same interface.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTokens:
+    """What a forward pass adds to the rows of slots first_slot .. first_slot + B - 1.
+
+    Row b has count_B[b] new tokens, packed from start_B[b] on, stored at places prefix_B[b] + offset .. of its slot. Token j of it sees the
+    prefix, and key prefix_B[b] + w where visible_BQW[b, j, w].
+    prompts: rows whose new tokens are a long causal run, kept out of the padded part: (row, length); their count_B is 0 and they are packed
+    behind all others, in order.
+    """
+
+    first_slot: int
+    prefix_B: Tensor
+    start_B: Tensor
+    count_B: Tensor
+    offset: int
+    visible_BQW: Tensor
+    prompts: tuple[tuple[int, int], ...] = ()
+
+
+class SdpaPass:
+    """torch's scaled_dot_product_attention, rows padded to the largest count; long prompts one by one.
+
+    Query heads that share a key head are folded into the query axis, so keys and values are read where they lie, without a copy.
+    """
+
+    def __init__(self, cache: KVCache, new: NewTokens):
+        self._cache = cache
+        num_rows, num_queries, width = new.visible_BQW.shape
+        device = new.prefix_B.device
+        self._slots = slice(new.first_slot, new.first_slot + num_rows)
+        query_Q = torch.arange(num_queries, device=device)
+        self._is_query_BQ = query_Q < new.count_B.unsqueeze(-1)
+        self._packed_BQ = torch.where(self._is_query_BQ, new.start_B.unsqueeze(-1) + query_Q, 0)
+        slot_BQ = (new.first_slot + torch.arange(num_rows, device=device)).unsqueeze(-1).expand(-1, num_queries)
+        place_BQ = new.prefix_B.unsqueeze(-1) + new.offset + query_Q
+        slots, places = [slot_BQ[self._is_query_BQ]], [place_BQ[self._is_query_BQ]]
+
+        self._num_padded = len(slots[0])
+        self._num_keys = int((new.prefix_B + width).max())
+        key_T = torch.arange(self._num_keys, device=device)
+        in_region_BT = key_T - new.prefix_B.unsqueeze(-1)
+        index_BQT = in_region_BT.clamp(0, max(width - 1, 0)).unsqueeze(1).expand(-1, num_queries, -1)
+        visible_BQT = new.visible_BQW.gather(2, index_BQT) & (in_region_BT < width).unsqueeze(1)
+        visible_BQT = (
+            visible_BQT | (in_region_BT < 0).unsqueeze(1) | (key_T == 0)
+        )  # a padded query sees key 0, so that no row is all masked
+        self._visible_BQT = visible_BQT if num_queries else None
+        self._mask: Tensor | None = None
+
+        self._prompts = []
+        start = self._num_padded
+        for row, length in new.prompts:
+            prefix = int(new.prefix_B[row])
+            slot = new.first_slot + row
+            slots.append(torch.full((length,), slot, device=device))
+            places.append(torch.arange(prefix, prefix + length, device=device))
+            self._prompts.append((slice(start, start + length), slot, prefix))
+            start += length
+        self._slot_N, self._place_N = torch.cat(slots), torch.cat(places)
+
+    def __call__(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
+        """Store the new keys and values, and attend: [N, H, D]."""
+        self._cache.write(layer, self._slot_N, self._place_N, key_NKD, value_NKD)
+        out_NHD = torch.empty_like(query_NHD)
+        if self._num_padded:
+            out_NHD[: self._num_padded] = self._attend_padded(layer, query_NHD, scale)
+        for tokens, slot, prefix in self._prompts:
+            out_NHD[tokens] = self._attend_prompt(layer, query_NHD[tokens], slot, prefix, scale)
+        return out_NHD
+
+    def _attend_padded(self, layer: int, query_NHD: Tensor, scale: float) -> Tensor:
+        key = self._cache.key[layer, self._slots, :, : self._num_keys]
+        value = self._cache.value[layer, self._slots, :, : self._num_keys]
+        num_rows, num_kv_heads = key.shape[:2]
+        num_queries, (num_heads, head_dim) = self._packed_BQ.shape[1], query_NHD.shape[1:]
+        group = num_heads // num_kv_heads
+        query = query_NHD[self._packed_BQ].view(num_rows, num_queries, num_kv_heads, group, head_dim)
+        query = query.permute(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, group * num_queries, head_dim)
+        if self._mask is None:
+            mask = torch.zeros_like(self._visible_BQT, dtype=query.dtype).masked_fill_(~self._visible_BQT, -torch.inf)
+            self._mask = mask.repeat(1, group, 1).unsqueeze(1)
+        out = scaled_dot_product_attention(query, key, value, attn_mask=self._mask, scale=scale)
+        out = out.view(num_rows, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
+        return out.reshape(num_rows, num_queries, num_heads, head_dim)[self._is_query_BQ]
+
+    def _attend_prompt(self, layer: int, query_NHD: Tensor, slot: int, prefix: int, scale: float) -> Tensor:
+        length = query_NHD.shape[0]
+        key = self._cache.key[layer, slot, :, : prefix + length].unsqueeze(0)
+        value = self._cache.value[layer, slot, :, : prefix + length].unsqueeze(0)
+        query = query_NHD.transpose(0, 1).unsqueeze(0)
+        mask = None
+        if prefix:
+            mask = torch.ones(length, prefix + length, dtype=torch.bool, device=query.device).tril(prefix)
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
+        return out.squeeze(0).transpose(0, 1)
+
+
+BACKENDS = {"sdpa": SdpaPass}

@@ -1,0 +1,51 @@
+"""Keys and values of the running rows: one slot a row, tokens in order, rejected drafts overwritten by the next write.
+
+A slot holds a committed prefix, then whatever the running forward pass put behind it. Nothing is cleared: what lies behind the prefix is
+never attended, because every mask is made from the prefix's length (FIELD-CASES B16).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BLOCK = 64  # capacities are rounded up to this many tokens
+
+
+class KVCache:
+    """Keys and values [layers, slots, kv_heads, capacity, head_dim], grown on demand."""
+
+    def __init__(self, *, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
+        self._shape = (num_layers, num_kv_heads, head_dim)
+        empty = torch.zeros(num_layers, 0, num_kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.key, self.value = empty, empty.clone()
+
+    @property
+    def bytes_per_token(self) -> int:
+        num_layers, num_kv_heads, head_dim = self._shape
+        return 2 * num_layers * num_kv_heads * head_dim * self.key.element_size()
+
+    def reserve(self, num_slots: int, capacity: int) -> None:
+        """Make room for `num_slots` rows of `capacity` tokens; what is stored stays."""
+        num_layers, old_slots, num_kv_heads, old_capacity, head_dim = self.key.shape
+        if num_slots <= old_slots and capacity <= old_capacity:
+            return
+        capacity = -(-max(capacity, old_capacity) // _BLOCK) * _BLOCK
+        shape = (num_layers, max(num_slots, old_slots), num_kv_heads, capacity, head_dim)
+        for name in ("key", "value"):
+            grown = self.key.new_zeros(shape)
+            grown[:, :old_slots, :, :old_capacity] = getattr(self, name)
+            setattr(self, name, grown)
+
+    def write(self, layer: int, slot_N: Tensor, place_N: Tensor, key_NKD: Tensor, value_NKD: Tensor) -> None:
+        self.key[layer][slot_N, :, place_N] = key_NKD
+        self.value[layer][slot_N, :, place_N] = value_NKD
+
+    def move(self, slot_T: Tensor, source_T: Tensor, target_T: Tensor) -> None:
+        """Within slots, tokens from places `source_T` to `target_T`, in all layers; all is read before anything is written."""
+        for stored in (self.key, self.value):
+            stored[:, slot_T, :, target_T] = stored[:, slot_T, :, source_T]
+
+    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
+        for stored in (self.key, self.value):
+            stored[:, target, :, :num_tokens] = stored[:, source, :, :num_tokens]

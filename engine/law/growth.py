@@ -1,0 +1,119 @@
+"""Growth: candidates level by level, a beam of K nodes from one level to the next (LAW.md 1.3, as EAGLE-2/3 grow)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.law.candidates import Frontier, Policy, Proposal
+from engine.law.keys import fold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Everything that was proposed, in the order that breaks ties: level, then the parent's rank in its beam, then slot.
+
+    token_BP (draft ids), score_BP (log, -inf: no token), sampled_BP, slot_BP: of the entries.
+    parent_BP: pool index of the parent, -1 for the root's children. origin_BP: which expanded node (0: the root) proposed the entry.
+    level_P: draft level, from 1 to `depth`. proposal: q~ of the expanded nodes [B, E, M], or None.
+    """
+
+    token_BP: Tensor
+    score_BP: Tensor
+    sampled_BP: Tensor
+    slot_BP: Tensor
+    parent_BP: Tensor
+    origin_BP: Tensor
+    level_P: Tensor
+    depth: int
+    proposal: Proposal | None
+
+
+class Expand(Protocol):
+    """The draft, one level further."""
+
+    def __call__(self, token_BF: Tensor, parent_BF: Tensor) -> Tensor:
+        """Logits [B, F, V] after each node of a new beam. token_BF: draft ids; parent_BF: each node's parent in the beam before."""
+        ...
+
+
+def select_beam(score_BC: Tensor, width: int) -> Tensor:
+    """The `width` best candidates of one level, by (score, then index): a stable sort, since torch.topk promises no order on ties."""
+    return score_BC.sort(dim=-1, descending=True, stable=True).indices[:, :width]
+
+
+def grow(root_logits_BV: Tensor, expand: Expand, policy: Policy, *, depth: int, width: int, active_B: Tensor) -> Pool:
+    """Grow a tree for each row.
+
+    Args:
+        root_logits_BV: the draft's logits for the root's children.
+        expand: called depth - 1 times.
+        depth: draft levels. width: nodes of a level that are expanded.
+        active_B: rows that draw; the others' trees mean nothing.
+    """
+    num_rows, device = root_logits_BV.shape[0], root_logits_BV.device
+    logits_BFV = root_logits_BV.unsqueeze(1)
+    score_BF = torch.zeros(num_rows, 1, dtype=torch.promote_types(logits_BFV.dtype, torch.float32), device=device)
+    path_BF = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+    pool_index_BF = torch.full((num_rows, 1), -1, dtype=torch.long, device=device)
+    active_BF = active_B.unsqueeze(1)
+    parts: list[tuple[Tensor, ...]] = []
+    levels: list[int] = []
+    proposals: list[Proposal] = []
+    num_pool = num_expanded = 0
+
+    for level in range(1, depth + 1):
+        slots = policy(logits_BFV, Frontier(level=level, path_BF=path_BF, active_BF=active_BF))
+        num_frontier, num_slots = slots.token_BFK.shape[1:]
+        score_BC = (score_BF.unsqueeze(-1) + slots.value_BFK).masked_fill(~active_BF.unsqueeze(-1), -torch.inf).flatten(1)
+        frontier_C = torch.arange(num_frontier, device=device).repeat_interleave(num_slots)
+        slot_C = torch.arange(num_slots, device=device).repeat(num_frontier)
+        token_BC = slots.token_BFK.flatten(1)
+        parts.append(
+            (
+                token_BC,
+                score_BC,
+                slots.sampled_BFK.flatten(1),
+                slot_C.expand_as(token_BC),
+                pool_index_BF[:, frontier_C],
+                (num_expanded + frontier_C).expand_as(token_BC),
+            )
+        )
+        levels += [level] * len(slot_C)
+        if slots.proposal is not None:
+            proposals.append(slots.proposal)
+        if level < depth:
+            beam_BF = select_beam(score_BC, width)
+            parent_BF = frontier_C[beam_BF]
+            path_BF = fold(path_BF.gather(1, parent_BF), slot_C[beam_BF])
+            score_BF = score_BC.gather(1, beam_BF)
+            active_BF = score_BF > -torch.inf
+            pool_index_BF = num_pool + beam_BF
+            logits_BFV = expand(token_BC.gather(1, beam_BF), parent_BF)
+        num_pool += len(slot_C)
+        num_expanded += num_frontier
+
+    token_BP, score_BP, sampled_BP, slot_BP, parent_BP, origin_BP = (torch.cat(column, 1) for column in zip(*parts, strict=True))
+    return Pool(
+        token_BP=token_BP,
+        score_BP=score_BP,
+        sampled_BP=sampled_BP,
+        slot_BP=slot_BP,
+        parent_BP=parent_BP,
+        origin_BP=origin_BP,
+        level_P=torch.tensor(levels, device=device),
+        depth=depth,
+        proposal=_concatenate(proposals),
+    )
+
+
+def _concatenate(proposals: list[Proposal]) -> Proposal | None:
+    if not proposals:
+        return None
+    return Proposal(
+        token=torch.cat([proposal.token for proposal in proposals], 1),
+        probability=torch.cat([proposal.probability for proposal in proposals], 1),
+    )

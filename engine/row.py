@@ -1,0 +1,69 @@
+"""The state of one request in the engine: few stored values, everything else derived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from engine.params import Cycle, Request, Result, SamplingParams
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A request that holds, or waits for, a slot.
+
+    key: of its randomness. tokens: the prompt's and the output's ids. max_tokens: output tokens at most, the model's length included.
+    num_cached: tokens whose keys and values the target's cache holds; the last token is never among them.
+    num_paired: (token, feature) pairs that the draft's cache holds. pending_TF: features whose pairs it does not hold yet.
+    num_cycles: the cycle counter of the draft's keys.
+    """
+
+    request: Request
+    params: SamplingParams
+    seed: int
+    key: int
+    prompt: str | None
+    tokens: list[int]
+    num_prompt_tokens: int
+    max_tokens: int
+    stop_ids: frozenset[int]
+    started: float
+    slot: int = -1
+    num_cached: int = 0
+    num_paired: int = 0
+    pending_TF: Tensor | None = None
+    num_cycles: int = 0
+    cycles: list[Cycle] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    seen_V: Tensor | None = None
+    bias_V: Tensor | None = None
+    finish_reason: str | None = None
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.num_cached > 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
+
+    def result(self, text: str, latency_s: float) -> Result:
+        assert self.finish_reason is not None, "only a finished row has a result"
+        return Result(
+            id=self.request.id,
+            sample=self.request.sample,
+            prompt=self.prompt,
+            token_ids=self.output,
+            text=text,
+            finish_reason=self.finish_reason,
+            num_prompt_tokens=self.num_prompt_tokens,
+            seed=self.seed,
+            logprobs=self.logprobs if self.params.logprobs else None,
+            cycles=self.cycles,
+            latency_s=latency_s,
+        )

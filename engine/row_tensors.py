@@ -1,0 +1,88 @@
+"""The sampling parameters of a running batch as tensors, and the target's law at the nodes that verification visits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.law.draws import KeyedDraws
+from engine.law.probabilities import Filters, probabilities, process_logits
+from engine.row import Row
+
+#: parameter -> the value that switches it off
+_FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "eta": 0.0}
+
+
+class RowTensors:
+    """Keys, counters and sampling parameters of the rows of a batch.
+
+    position_B: the output position that the next token fills.
+    """
+
+    def __init__(self, rows: Sequence[Row], device: torch.device, make_draws: Callable[[Tensor], KeyedDraws]):
+        self._rows, self._device = rows, device
+        self.cycle_B = self._column([row.num_cycles for row in rows])
+        self.position_B = self._column([row.num_output_tokens for row in rows])
+        self.temperature_B = self._column([row.params.temperature for row in rows], torch.float32)
+        self.draws = make_draws(self._column([row.key for row in rows]))
+        used = {name: self._used(name, off) for name, off in _FILTERS.items()}
+        self._filters = Filters(temperature_B=self.temperature_B, **{f"{name}_B": values for name, values in used.items()})
+        self._repetition_penalty_B = self._used("repetition_penalty", 1.0)
+
+    def _column(self, values: list, dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
+
+    def _used(self, name: str, off: float) -> Tensor | None:
+        values = [getattr(row.params, name) for row in self._rows]
+        if all(value == off for value in values):
+            return None
+        return self._column(values, torch.long if isinstance(off, int) else torch.float32)
+
+    def law(self, logits_BV: Tensor, position_B: Tensor, path_BV: Tensor | None) -> Tensor:
+        """p [B, V] at one node of each row. path_BV: tokens on the path from the root to the node, the node included (None: the root)."""
+        seen_BV = None
+        if self._repetition_penalty_B is not None:
+            seen_BV = self._seen(logits_BV.shape[-1])
+            seen_BV = seen_BV if path_BV is None else seen_BV | path_BV
+        logits_BV = process_logits(
+            logits_BV,
+            bias_BV=self._bias(logits_BV.shape[-1]),
+            repetition_penalty_B=self._repetition_penalty_B,
+            seen_BV=seen_BV,
+            banned_BV=self._banned(logits_BV.shape[-1], position_B),
+        )
+        return probabilities(logits_BV, self._filters)
+
+    @property
+    def reads_path(self) -> bool:
+        return self._repetition_penalty_B is not None
+
+    def _seen(self, vocab_size: int) -> Tensor:
+        none_V = torch.zeros(vocab_size, dtype=torch.bool, device=self._device)
+        for row in self._rows:
+            if row.params.repetition_penalty != 1.0 and row.seen_V is None:
+                row.seen_V = none_V.clone()
+                row.seen_V[self._column(row.tokens)] = True
+        return torch.stack([none_V if row.seen_V is None else row.seen_V for row in self._rows])
+
+    def _bias(self, vocab_size: int) -> Tensor | None:
+        if not any(row.params.logit_bias for row in self._rows):
+            return None
+        none_V = torch.zeros(vocab_size, device=self._device)
+        for row in self._rows:
+            if row.params.logit_bias and row.bias_V is None:
+                row.bias_V = none_V.clone()
+                row.bias_V[self._column(list(row.params.logit_bias))] = self._column(list(row.params.logit_bias.values()), torch.float32)
+        return torch.stack([none_V if row.bias_V is None else row.bias_V for row in self._rows])
+
+    def _banned(self, vocab_size: int, position_B: Tensor) -> Tensor | None:
+        """Stop ids and EOS, at positions before min_tokens."""
+        if not any(row.num_output_tokens < row.params.min_tokens for row in self._rows):
+            return None
+        stop_BV = torch.zeros(len(self._rows), vocab_size, dtype=torch.bool, device=self._device)
+        for index, row in enumerate(self._rows):
+            stop_BV[index, self._column(list(row.stop_ids))] = True
+        early_B = position_B < self._column([row.params.min_tokens for row in self._rows])
+        return stop_BV & early_B.unsqueeze(-1)

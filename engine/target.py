@@ -1,0 +1,78 @@
+"""The target model: transformers' own layers over packed tokens, with this engine's attention put in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, LlamaForCausalLM
+
+from engine.kv_cache import KVCache
+
+_ATTENTION = "rheo_packed"
+
+
+class Attend(Protocol):
+    def __call__(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor: ...
+
+
+def _packed_attention(module, query, key, value, attention_mask, *, scaling: float, attend: Attend, **_):
+    """transformers' attention interface: [1, heads, N, D] in, [1, N, heads, D] out; position and cache handling are the engine's."""
+    unpacked = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    return attend(module.layer_idx, *unpacked, scaling).unsqueeze(0), None
+
+
+AttentionInterface.register(_ATTENTION, _packed_attention)
+
+
+class Target:
+    """A causal language model of the Llama architecture.
+
+    Args:
+        model: in eval mode, on its device.
+        feature_layers: layers whose entering hidden states the draft reads (LAW.md 1.5); empty without a draft.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, feature_layers: tuple[int, ...] = ()):
+        model.config._attn_implementation = _ATTENTION
+        self._model = model
+        self._feature_layers = feature_layers
+        self.config = model.config
+        self.device = model.device
+        self.dtype = model.dtype
+
+    @property
+    def embedding(self) -> torch.nn.Embedding:
+        return self._model.get_input_embeddings()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def new_cache(self) -> KVCache:
+        config = self.config
+        return KVCache(
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=self._model.model.layers[0].self_attn.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward(self, token_N: Tensor, position_N: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """Last hidden states after the final norm [N, H], and the draft's features [N, len(feature_layers) * H]."""
+        body = self._model.model
+        hidden = body.embed_tokens(token_N).unsqueeze(0)
+        rotary = body.rotary_emb(hidden, position_ids=position_N.unsqueeze(0))
+        features = []
+        for index, layer in enumerate(body.layers):
+            if index in self._feature_layers:
+                features.append(hidden.squeeze(0))
+            hidden = layer(hidden, position_embeddings=rotary, attend=attend)
+        feature_NF = torch.cat(features, -1) if features else hidden.new_zeros(len(token_N), 0)
+        return body.norm(hidden).squeeze(0), feature_NF
+
+    def logits(self, hidden_BH: Tensor) -> Tensor:
+        """[B, V] in fp32: the output head on the few places where a law is needed."""
+        return self._model.lm_head(hidden_BH).float()

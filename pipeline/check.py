@@ -1,0 +1,36 @@
+"""`rheo check`: everything that can be known without loading a model."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from pipeline.checks import check_config, check_input, check_model, check_output
+from pipeline.config import JobConfig
+from pipeline.sources import read_chunk
+
+_LOOK_AT = 100
+
+
+def check_job(config: JobConfig) -> str:
+    """What the job would do, as text. Raises UserError for whatever would stop `rheo run`."""
+    defaults = check_config(config)
+    check_output(config.output.path)
+    plan, columns = check_input(config, defaults)
+    check_model(config)
+    tables = (table for chunk in plan.chunks for table in read_chunk(chunk, columns))
+    rows = list(itertools.islice((row for table in tables for row in table.to_pylist()), _LOOK_AT))
+    bad = [row for row in rows if row["error_type"] is not None]
+    lines = [
+        f"{config.job.name}: ok",
+        f"  input    {plan.num_records} records in {len(plan.files)} files make {plan.num_rows} rows",
+        f"  model    {config.model.target}, draft {config.model.draft}, method {config.speculation.method} ({config.engine.kind} engine)",
+        f"  output   {config.output.path} can be written",
+    ]
+    if plan.ignored:
+        lines.append(f"  left out {len(plan.ignored)} files that are no input: {', '.join(plan.ignored[:3])}")
+    lines.append(f"  first {len(rows)} rows: {len(rows) - len(bad)} readable, {len(bad)} would be error rows")
+    for name, count in Counter(row["error_type"] for row in bad).most_common():
+        example = next(row["error_message"] for row in bad if row["error_type"] == name)
+        lines.append(f"    {name}: {count}, for instance {example}")
+    return "\n".join(lines)

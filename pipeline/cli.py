@@ -1,0 +1,85 @@
+"""The command `rheo`.
+
+Exit codes: 0 every row ok, 2 user error, 3 some rows failed, 4 every row failed, 5 engine failure, 130/143 stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from engine.errors import EngineError, UserError
+
+EXIT_USER = 2
+EXIT_ENGINE = 5
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="rheo",
+    help="Offline batch generation with lossless speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+JobFile = Annotated[str, typer.Argument(metavar="JOB.yaml", help="The job's configuration.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options over the file's, as sampling.n=4.")]
+Output = Annotated[str, typer.Argument(metavar="OUT", help="The output.path of a job.")]
+
+
+@app.command()
+def run(job: JobFile, overrides: Overrides = None) -> None:
+    """Run a job: read the input, generate, write OUT/rows/*.parquet and OUT/run.json."""
+    from pipeline.config import load_config
+    from pipeline.run import run_job
+
+    raise typer.Exit(run_job(load_config(job, overrides or [])))
+
+
+@app.command()
+def check(job: JobFile, overrides: Overrides = None) -> None:
+    """Do every check that needs no model load: options, input, output, model names."""
+    from pipeline.check import check_job
+    from pipeline.config import load_config
+
+    print(check_job(load_config(job, overrides or [])))
+
+
+@app.command()
+def report(out: Output) -> None:
+    """Print what a run has produced: statuses, errors, tau, tokens/s, two samples."""
+    from pipeline.report import read_report
+
+    print(read_report(out))
+
+
+def main() -> None:
+    """The entry point of the command; ends the process."""
+    sys.exit(call(app))
+
+
+def call(command: Callable[..., object]) -> int:
+    """The exit code of a command; its errors go to stderr, a user's without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a prompt may hold what the terminal's encoding has not
+    try:
+        command(standalone_mode=True)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 1
+    except UserError as error:
+        print(f"rheo: {error}", file=sys.stderr)
+        return EXIT_USER
+    except EngineError as error:
+        print(f"rheo: engine failure: {error}", file=sys.stderr)
+        return EXIT_ENGINE
+    except KeyboardInterrupt:
+        print("rheo: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    main()

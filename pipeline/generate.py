@@ -1,0 +1,103 @@
+"""The step between reading and writing, run in an actor: a table of rows in, one table of results out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from engine.errors import RowError
+from engine.params import Request, Result, SamplingParams
+from pipeline.schema import make_record, make_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """How rows become requests. chat: "auto", True or False. seed: of a row that has none of its own."""
+
+    defaults: SamplingParams
+    chat: bool | str
+    system: str | None
+    seed: int
+
+
+class GenerateRows:
+    """The actor's class. Calls run in many threads at once and share one engine.
+
+    One table of the fixed schema comes back per call: with more than one, a Ray retry loses and doubles rows. Rows that are not begun
+    because the job is being stopped are missing from it.
+
+    Args:
+        settings: a workers.generator.EngineSettings.
+        ledger: the Ray actor that workers report to.
+    """
+
+    def __init__(self, settings, ledger, options: RowOptions):
+        from workers.generator import Generator
+
+        self._generator = Generator(settings, ledger)
+        self._options = options
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        results: list[Result | None] = [None] * len(rows)
+        requests: dict[int, Request] = {}
+        for place, row in enumerate(rows):
+            try:
+                requests[place] = make_request(row, self._options, has_chat_template=self._generator.has_chat_template)
+            except RowError as error:
+                results[place] = self._refused(row, error)
+        keys = [(rows[place]["row_index"], rows[place]["sample"]) for place in requests]
+        for place, result in zip(requests, self._generator.generate(list(requests.values()), keys), strict=True):
+            results[place] = result
+            if result is not None and result.prompt is None:  # refused before it was templated
+                result.prompt = rows[place]["prompt"]
+        return make_table(
+            [
+                make_record(
+                    result,
+                    row_index=row["row_index"],
+                    meta=row["meta"],
+                    worker=self._generator.name,
+                    depth=self._generator.depth,
+                )
+                for row, result in zip(rows, results, strict=True)
+                if result is not None
+            ]
+        )
+
+    def _refused(self, row: Mapping[str, Any], error: RowError) -> Result:
+        return Result(
+            id=row["id"],
+            sample=row["sample"],
+            prompt=row["prompt"],
+            token_ids=None,
+            text=None,
+            finish_reason="error",
+            error=error,
+            seed=self._options.seed,
+        )
+
+
+def make_request(row: Mapping[str, Any], options: RowOptions, *, has_chat_template: bool) -> Request:
+    """The engine's request for one row of `ROW_SCHEMA`. Raises the row's own RowError, or one for a missing chat template."""
+    if row["error_type"] is not None:
+        raise RowError(row["error_type"], row["error_message"])
+    params = SamplingParams.from_mapping(json.loads(row["params"] or "{}"), options.defaults)
+    messages: Sequence[Mapping[str, Any]] | None = None
+    if row["messages"] is not None:
+        messages = json.loads(row["messages"])
+    elif options.chat is True or (options.chat == "auto" and has_chat_template):
+        messages = [{"role": "user", "content": row["prompt"]}]
+    if options.system is not None:
+        if messages is None:
+            raise RowError("template_error", "input.system is set, but the prompt is raw text: the tokenizer has no chat template")
+        if messages[0]["role"] not in ("system", "developer"):
+            messages = [{"role": "system", "content": options.system}, *messages]
+    if messages is not None and not has_chat_template:
+        raise RowError("template_error", "the tokenizer has no chat template; allowed: input.prompt with input.chat=false")
+    prompt = row["prompt"] if messages is None else None
+    return Request(id=row["id"], sample=row["sample"], prompt=prompt, messages=messages, params=params)

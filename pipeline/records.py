@@ -1,0 +1,269 @@
+"""One input record -> the rows to generate: prompt or messages, id, parameters, samples, and what is passed through.
+
+A record is a map from column to value, whatever file it came from. What is wrong with one becomes an error row.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from engine.errors import RowError
+from engine.params import SamplingParams
+from pipeline.config import InputSection
+
+MAX_SAMPLES = 10_000
+
+#: what a reader hands to the engine's workers; messages, params and meta are JSON
+ROW_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("sample", pa.int32()),
+        ("row_index", pa.int64()),
+        ("prompt", pa.string()),
+        ("messages", pa.string()),
+        ("params", pa.string()),
+        ("meta", pa.string()),
+        ("error_type", pa.string()),
+        ("error_message", pa.string()),
+    ]
+)
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a record's parts are, and what holds for a row that does not say otherwise."""
+
+    input: InputSection
+    defaults: SamplingParams
+    num_samples: int
+
+    def names(self) -> list[str]:
+        """The configured column paths."""
+        section = self.input
+        return [name for name in (section.id, section.prompt, section.messages, section.params) if name]
+
+
+def read_key(record: Mapping | RowError, place: str, columns: Columns) -> tuple[str, int]:
+    """The record's id and its number of rows, as `expand_record` will make them."""
+    if isinstance(record, RowError):
+        return place, 1
+    try:
+        num_samples = _read_params(record, columns)[1]
+    except RowError:
+        num_samples = 1
+    try:
+        return _read_id(record, columns) or place, num_samples
+    except RowError:
+        return place, num_samples
+
+
+def expand_record(record: Mapping | RowError, *, row_index: int, place: str, columns: Columns) -> list[dict]:
+    """The rows of one record, one per sample, adjacent. `place` is its file and line: the id of a record without one.
+
+    A record that fails before its number of samples is known gives one row, with sample 0.
+    """
+    row = dict.fromkeys(ROW_SCHEMA.names)
+    row.update(id=place, row_index=row_index)
+    if isinstance(record, RowError):
+        return [{**row, "sample": 0, **_error_fields(record, place)}]
+    error, num_samples = None, 1
+    try:
+        params, num_samples = _read_params(record, columns)
+        row["params"] = json.dumps(params) if params else None
+    except RowError as problem:
+        error = problem
+    for name, read in (("id", _read_id), ("meta", _read_meta)):
+        try:
+            row[name] = read(record, columns) or row[name]
+        except RowError as problem:
+            error = error or problem
+    try:
+        row["prompt"], row["messages"] = _read_prompt(record, columns)
+    except RowError as problem:
+        error = error or problem
+    if error is not None:
+        row.update(_error_fields(error, place))
+    return [{**row, "sample": sample} for sample in range(num_samples)]
+
+
+def lookup(record: Any, path: str) -> Any:
+    """The value of a column, or of a path into one (`turns.0`, `conversation.0.text`); `_MISSING` where there is none."""
+    if isinstance(record, Mapping) and path in record:
+        return record[path]
+    for part in path.split("."):
+        if isinstance(record, Mapping) and part in record:
+            record = record[part]
+        elif isinstance(record, list) and part.isdecimal() and int(part) < len(record):
+            record = record[int(part)]
+        else:
+            return _MISSING
+    return record
+
+
+def has_column(record: Mapping, path: str | None) -> bool:
+    return path is not None and lookup(record, path) is not _MISSING
+
+
+def _get(record: Mapping, path: str | None) -> Any:
+    value = _MISSING if path is None else lookup(record, path)
+    return None if value is _MISSING else value
+
+
+def _error_fields(error: RowError, place: str) -> dict:
+    return {"error_type": error.type, "error_message": f"{place}: {_as_utf8(error.message)}"}
+
+
+def _read_id(record: Mapping, columns: Columns) -> str | None:
+    value = _get(record, columns.input.id)
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str) and value:
+        return _require_utf8(value, columns.input.id)
+    raise RowError("bad_record", f"{columns.input.id}={_show(value)}; allowed: an integer or non-empty text")
+
+
+def _read_params(record: Mapping, columns: Columns) -> tuple[dict, int]:
+    """The row's own sampling parameters, checked, and its number of samples."""
+    value = _get(record, columns.input.params)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RowError("bad_params", f"{columns.input.params}={_show(value)} is not JSON: {error}") from None
+    if value is None:
+        return {}, columns.num_samples
+    if not isinstance(value, Mapping):
+        raise RowError("bad_params", f"{columns.input.params}={_show(value)}; allowed: an object of sampling parameters")
+    params = {name: item for name, item in value.items() if item is not None}  # null: the job's value
+    num_samples = params.pop("n", columns.num_samples)
+    if not isinstance(num_samples, int) or isinstance(num_samples, bool) or not 1 <= num_samples <= MAX_SAMPLES:
+        raise RowError("bad_params", f"n={_show(num_samples)}; allowed: an integer from 1 to {MAX_SAMPLES}")
+    SamplingParams.from_mapping(params, columns.defaults)
+    return params, num_samples
+
+
+def _read_prompt(record: Mapping, columns: Columns) -> tuple[str | None, str | None]:
+    """(prompt, None) or (None, messages as JSON)."""
+    names = columns.input
+    prompt, messages = _get(record, names.prompt), _get(record, names.messages)
+    wanted = [name for name in (names.prompt, names.messages) if name]
+    if prompt is not None and messages is not None:
+        raise RowError("bad_record", f"has both {wanted[0]} and {wanted[1]}; set one of input.prompt, input.messages to null")
+    if messages is not None:
+        checked = _read_messages(messages, names.messages)
+        return None, json.dumps(checked)
+    if prompt is None:
+        null = [name for name in wanted if has_column(record, name)]
+        what = f"{null[0]} is null" if null else f"has no {' and no '.join(wanted)}; its keys: {_show(list(record))}"
+        raise RowError("bad_record", what)
+    if isinstance(prompt, bytes):
+        try:
+            prompt = prompt.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RowError("bad_record", f"{names.prompt} is not UTF-8: {error.reason} at byte {error.start}") from None
+    if not isinstance(prompt, str):
+        raise RowError("bad_record", f"{names.prompt}={_show(prompt)} is {_kind(prompt)}; allowed: text")
+    if not prompt.strip():
+        raise RowError("empty_prompt", f"{names.prompt} is empty or blank")
+    return _require_utf8(prompt, names.prompt), None
+
+
+def _read_messages(value: Any, name: str) -> list[dict]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RowError("bad_record", f"{name} is text and not JSON: {error}") from None
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise RowError("bad_record", f"{name}={_show(value)} is {_kind(value)}; allowed: a list of messages")
+    if not value:
+        raise RowError("empty_prompt", f"{name} is an empty list")
+    messages = []
+    for index, message in enumerate(value):
+        where = f"{name}[{index}]"
+        if not isinstance(message, Mapping):
+            raise RowError("bad_record", f"{where}={_show(message)} is {_kind(message)}; allowed: an object")
+        message = {key: item for key, item in message.items() if item is not None}  # Parquet fills absent keys with null
+        if message.get("role") not in _ROLES:
+            raise RowError("bad_record", f"{where}.role={_show(message.get('role'))}; allowed: {', '.join(_ROLES)}")
+        if not isinstance(message.get("content", "" if "tool_calls" in message else None), str):
+            content = message.get("content")
+            raise RowError("bad_record", f"{where}.content={_show(content)} is {_kind(content)}; allowed: text")
+        _require_utf8(message.get("content", ""), where)
+        messages.append(_plain(message))
+    if not any(message.get("content", "").strip() for message in messages):
+        raise RowError("empty_prompt", f"{name} has no content that is not blank")
+    return messages
+
+
+def _read_meta(record: Mapping, columns: Columns) -> str | None:
+    """The columns that are not used whole, as JSON. Reversible: see `_plain`."""
+    used = set(columns.names())
+    rest = {name: value for name, value in record.items() if name not in used}
+    if not rest:
+        return None
+    try:
+        plain = _plain(rest)
+        text = json.dumps(plain, ensure_ascii=False)
+    except RecursionError:
+        raise RowError("bad_record", "is nested too deeply") from None
+    return text if _is_utf8(text) else json.dumps(plain)  # lone surrogates: only their escapes are UTF-8
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: bytes as base64, decimals and times as text, NaN and infinities as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | datetime.timedelta):
+        return str(value)
+    return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _as_utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _require_utf8(text: str, name: str) -> str:
+    if not _is_utf8(text):
+        raise RowError("bad_record", f"{name} holds a lone surrogate, which is no character")
+    return text
+
+
+def _show(value: Any, most: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _kind(value: Any) -> str:
+    names = {type(None): "null", dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), f"a {type(value).__name__}")

@@ -1,0 +1,154 @@
+"""What a run has produced, counted from the parts themselves."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from engine.errors import EngineError, UserError
+from pipeline import runfile
+from pipeline.schema import SCHEMA
+
+_COLUMNS = [
+    "status",
+    "error_type",
+    "finish_reason",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "num_cycles",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+]
+_NUM_SAMPLES = 2
+
+
+@dataclass
+class Summary:
+    """Counts over all rows; rates are derived when printed."""
+
+    num_files: int = 0
+    num_rows: int = 0
+    status: Counter = field(default_factory=Counter)
+    errors: Counter = field(default_factory=Counter)
+    finish: Counter = field(default_factory=Counter)
+    tokens: Counter = field(default_factory=Counter)
+    samples: list[dict] = field(default_factory=list)
+
+    @property
+    def tau(self) -> float | None:
+        """Mean acceptance length, pooled over all cycles."""
+        cycles = self.tokens["cycles"]
+        return (self.tokens["accepted"] + cycles) / cycles if cycles else None
+
+    @property
+    def exit_code(self) -> int:
+        failed = self.status["error"]
+        return 0 if not failed else 4 if failed == self.num_rows else 3
+
+    def counts(self) -> dict:
+        """For run.json."""
+        return {
+            "files": self.num_files,
+            "rows": self.num_rows,
+            "status": dict(self.status),
+            "errors": dict(self.errors),
+            "finish_reason": dict(self.finish),
+            "tokens": dict(self.tokens),
+        }
+
+
+def summarize(output: str) -> Summary:
+    """Reads OUT/rows/*.parquet. Raises EngineError for a part that cannot be read or has another schema."""
+    summary = Summary()
+    for path in sorted(glob.glob(os.path.join(glob.escape(output), "rows", "*.parquet"))):
+        try:
+            with pq.ParquetFile(path) as part:
+                if not part.schema_arrow.equals(SCHEMA):
+                    raise EngineError(f"'{path}' has another schema than this version of rheo writes")
+                summary.num_files += 1
+                for batch in part.iter_batches(columns=_COLUMNS):
+                    _count(summary, batch)
+                if len(summary.samples) < _NUM_SAMPLES:
+                    _take_samples(summary, part)
+        except (pa.ArrowException, OSError) as error:
+            raise EngineError(f"'{path}' cannot be read: {error}") from None
+    return summary
+
+
+def _count(summary: Summary, batch: pa.RecordBatch) -> None:
+    columns = batch.to_pydict()
+    summary.num_rows += batch.num_rows
+    summary.status.update(columns["status"])
+    summary.errors.update(error for error in columns["error_type"] if error is not None)
+    summary.finish.update(columns["finish_reason"])
+    summary.tokens.update(
+        prompt=sum(columns["num_prompt_tokens"]),
+        output=sum(columns["num_output_tokens"]),
+        cycles=sum(columns["num_cycles"]),
+        drafted=sum(columns["num_draft_tokens"]),
+        accepted=sum(columns["num_accepted_tokens"]),
+    )
+
+
+def _take_samples(summary: Summary, part: pq.ParquetFile) -> None:
+    for batch in part.iter_batches(64, columns=["id", "sample", "status", "prompt", "text", "finish_reason"]):
+        for row in batch.to_pylist():
+            if row["status"] == "ok" and len(summary.samples) < _NUM_SAMPLES:
+                summary.samples.append(row)
+        return  # a look, not a search
+
+
+def read_report(output: str) -> str:
+    """The text of `rheo report OUT`. Raises UserError when OUT holds no run."""
+    run = runfile.read(output)
+    if run is None:
+        raise UserError(f"'{output}' holds no run: there is no {runfile.NAME} in it; allowed: the output.path of a job")
+    return render(summarize(output), run, output)
+
+
+def render(summary: Summary, run: dict, output: str) -> str:
+    """The closing summary as plain text."""
+    ok, failed = summary.status["ok"], summary.status["error"]
+    expected = run["num_rows"]
+    lines = [f"{run['config']['job']['name']}: {run['status']}, {summary.num_rows} of {expected} rows in {output}/rows"]
+    lines.append(f"  status       {ok} ok, {failed} error")
+    for name, count in summary.errors.most_common():
+        lines.append(f"    {name}: {count}")
+    if ok:
+        length = summary.finish["length"]
+        lines.append(f"  finished by  {summary.finish['stop']} stop, {length} length ({100 * length / ok:.1f}%)")
+    lines.append(f"  tokens       {summary.tokens['output']} out, {summary.tokens['prompt']} in")
+    seconds = run["timing"].get("generate_s")
+    if seconds:
+        lines.append(
+            f"  speed        {summary.tokens['output'] / seconds:.1f} tokens/s, {summary.num_rows / seconds:.2f} rows/s "
+            f"over {format_seconds(seconds)} (start and model load: {format_seconds(run['timing']['load_s'])})"
+        )
+    if summary.tau is not None:
+        drafted = summary.tokens["drafted"]
+        share = f", {100 * summary.tokens['accepted'] / drafted:.1f}% of drafted tokens accepted" if drafted else ""
+        lines.append(f"  tau          {summary.tau:.3f} over {summary.tokens['cycles']} cycles{share}")
+    for row in summary.samples:
+        lines.append(f"  sample       {row['id']} [{row['sample']}], {row['finish_reason']}")
+        lines.append(f"    prompt: {_clip(row['prompt'])}")
+        lines.append(f"    text:   {_clip(row['text'])}")
+    return "\n".join(lines)
+
+
+def format_seconds(seconds: float) -> str:
+    """1.5s, 2m05s, 3h07m."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes = int(seconds) // 60
+    return f"{minutes}m{int(seconds) % 60:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
+
+
+def _clip(text: str, most: int = 240) -> str:
+    shown = "".join(c if c.isprintable() else " " for c in text)  # control characters would act on the terminal
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= most else shown[: most - 3] + "..."

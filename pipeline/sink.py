@@ -1,0 +1,56 @@
+"""Writes parts: whole and durable in a staging folder, then renamed into OUT/rows, so that a glob of it never sees half a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ray.data import Datasink
+from ray.data._internal.execution.interfaces import TaskContext
+from ray.data.block import Block, BlockAccessor
+
+from pipeline.schema import SCHEMA
+
+
+class PartSink(Datasink[int]):
+    """A part's name depends on the run and on the write task only: a task that Ray runs again replaces its own part.
+
+    Workers never make the staging folder: once it is gone, a writer that outlived its run can write nothing.
+    """
+
+    def __init__(self, *, staging: str, rows: str, run_id: str, rows_per_file: int):
+        self._staging = staging
+        self._rows = rows
+        self._run_id = run_id
+        self._rows_per_file = rows_per_file
+
+    @property
+    def min_rows_per_write(self) -> int:
+        return self._rows_per_file
+
+    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> int:
+        tables = [BlockAccessor.for_block(block).to_arrow() for block in blocks]
+        tables = [table.select(SCHEMA.names).cast(SCHEMA) for table in tables if table.num_rows]
+        if not tables:
+            return 0
+        table = pa.concat_tables(tables)
+        name = f"part-{self._run_id}-{ctx.task_idx:06}.parquet"
+        staged = os.path.join(self._staging, name)
+        with open(staged, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(staged, os.path.join(self._rows, name))
+        _sync_folder(self._rows)
+        return table.num_rows
+
+
+def _sync_folder(path: str) -> None:
+    """Makes a rename durable: the entry lives in the folder, not in the file."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

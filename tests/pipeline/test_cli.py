@@ -1,0 +1,135 @@
+"""The command as a user meets it: exit codes, what is printed where, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import app, call
+from tests.pipeline.conftest import read_rows, write_jsonl
+
+ROOT = Path(__file__).parents[2]
+RHEO = [sys.executable, "-m", "pipeline.cli"]
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A fake job over records; gives the YAML's path."""
+
+    def make(records: list) -> Path:
+        write_jsonl(tmp_path / "in.jsonl", records)
+        path = tmp_path / "job.yaml"
+        path.write_text(f"input: {{path: '{tmp_path}/in.jsonl'}}\nengine: {{kind: fake}}\noutput: {{path: '{tmp_path}/out'}}\n")
+        return path
+
+    return make
+
+
+def run_rheo(*arguments) -> subprocess.CompletedProcess:
+    return subprocess.run([*RHEO, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def call_rheo(*arguments) -> int:
+    """In this process, on the shared Ray."""
+    return call(lambda **options: app([str(a) for a in arguments], **options))
+
+
+def test_importing_the_pipeline_loads_no_torch():
+    modules = [f"pipeline.{path.stem}" for path in (ROOT / "pipeline").glob("*.py") if path.stem != "__init__"]
+    code = f"import sys\nfor name in {modules}: __import__(name)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_job_prints_progress_and_a_summary_and_nothing_of_ray(job, tmp_path):
+    done = run_rheo("run", job([{"prompt": f"p{i}"} for i in range(20)]))
+    assert done.returncode == 0, done.stderr
+    assert "20 of 20 rows" in done.stdout
+    assert all(line.startswith(("rheo: ", "0/20", "20/20")) or "/20 rows" in line for line in done.stderr.splitlines()), done.stderr
+    report = run_rheo("report", tmp_path / "out")
+    assert (report.returncode, report.stdout) == (0, done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("records", "code", "said"),
+    [
+        ([{"prompt": "a"}, {"prompt": ""}], 3, ""),
+        ([{"prompt": ""}], 4, ""),
+        ([{"prompt": "a"}], 5, "engine failure"),
+    ],
+)
+def test_exit_codes_of_failed_rows_and_engines(job, capsys, ray_session, records, code, said):
+    target = "model.target=fake-broken" if code == 5 else "model.target=fake"
+    assert call_rheo("run", job(records), target) == code
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sampling.temprature=1"], "did you mean 'temperature'"),
+        (["input.path=/nowhere/x.jsonl"], "matches no file"),
+        (["output.path=/proc/nowhere"], "cannot be made"),
+        (["engine.kind=real", "model.target=smolm2-135m-instruct"], "did you mean 'smollm2-135m-instruct'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_user_error_is_one_line_without_traceback(job, tmp_path, capsys, command, overrides, message):
+    assert call_rheo(command, job([{"prompt": "x"}]), *overrides) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+    assert not (tmp_path / "out" / "rows").exists()
+
+
+def test_user_errors_in_a_process_of_their_own(tmp_path):
+    done = run_rheo("run", tmp_path / "nope.yaml")
+    assert done.returncode == 2
+    assert done.stderr == f"rheo: job file '{tmp_path}/nope.yaml' does not exist\n"
+    assert run_rheo("report", tmp_path).returncode == 2
+    assert run_rheo("frobnicate").returncode == 2
+
+
+def test_check_says_what_the_job_would_do_and_leaves_nothing(job, tmp_path, capsys):
+    assert call_rheo("check", job([{"prompt": "x"}, "{"]), "sampling.n=3") == 0
+    out = capsys.readouterr().out
+    assert "2 records in 1 files make 4 rows" in out
+    assert "bad_record: 1, for instance in.jsonl:2: invalid JSON" in out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_the_finished_rows(job, tmp_path, number, code):
+    path = job([{"prompt": f"[[fake:slow=0.5]] {i}"} for i in range(2000)])
+    with subprocess.Popen(
+        [*RHEO, "run", str(path), "engine.max_batch=4"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        for line in process.stderr:
+            if "rows/s" in line:
+                break
+        started = time.monotonic()
+        os.killpg(process.pid, number)  # as a terminal does: to all processes of the group
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert time.monotonic() - started < 30
+    assert "Traceback" not in err
+    rows = read_rows(tmp_path / "out")
+    assert 0 < len(rows) < 2000
+    assert len({row["row_index"] for row in rows}) == len(rows)
+    assert f"interrupted, {len(rows)} of 2000 rows" in out
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (run["status"], run["exit_code"], run["counts"]["rows"]) == ("interrupted", code, len(rows))
+    assert call_rheo("run", path, "engine.max_batch=4") == 2  # until resuming is built

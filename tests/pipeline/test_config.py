@@ -1,0 +1,141 @@
+import dataclasses
+
+import pytest
+
+from engine.errors import UserError
+from engine.params import SamplingParams, Speculation, Verification
+from pipeline.checks import check_config
+from pipeline.config import SamplingSection, SpeculationSection, VerificationSection, load_config, option_names
+
+# A new option is a conscious change: it is added here too.
+_TEXT = """
+job.name job.seed
+input.path input.format input.prompt input.messages input.id input.chat input.template input.template_kwargs input.system input.params
+input.truncate input.limit input.max_errors input.grow input.storage_options
+model.target model.draft model.dtype model.device model.attention model.revision model.max_model_len
+sampling.temperature sampling.top_p sampling.top_k sampling.min_p sampling.eta sampling.repetition_penalty sampling.logit_bias
+sampling.max_tokens sampling.min_tokens sampling.stop sampling.stop_token_ids sampling.ignore_eos sampling.n sampling.seed
+sampling.logprobs
+speculation.method speculation.tree_size speculation.depth speculation.top_k speculation.m speculation.draft_top
+speculation.verification.rule speculation.verification.order speculation.budget
+engine.kind engine.max_batch engine.kv_cache_gib engine.reproducible
+ray.address ray.workers ray.threads_per_worker ray.gpus_per_worker
+output.path output.rows_per_file output.storage_options output.overwrite output.retry_errors
+"""
+OPTIONS = _TEXT.split()
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(*overrides: str, text: str = "input: {path: in}\noutput: {path: out}\n"):
+        path = tmp_path / "nightly.yaml"
+        path.write_text(text)
+        return load_config(str(path), overrides)
+
+    return load
+
+
+def test_the_list_of_options_is_frozen():
+    assert option_names() == OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("section", "params", "extra"),
+    [(SamplingSection, SamplingParams, {"n"}), (SpeculationSection, Speculation, set()), (VerificationSection, Verification, set())],
+)
+def test_sections_are_the_engine_s_classes(section, params, extra):
+    names = {f.name for f in dataclasses.fields(section)}
+    assert names - extra == {f.name for f in dataclasses.fields(params)}
+
+
+def test_defaults_are_the_engine_s_defaults(load):
+    config = load()
+    assert config.sampling.to_params() == SamplingParams()
+    assert config.speculation.to_speculation() == Speculation()
+    assert config.job.name == "nightly"
+
+
+def test_overrides_go_over_the_file(load):
+    config = load("sampling.n=4", "sampling.stop=[a, b]", "sampling.logit_bias={5: -1.5}", "speculation.verification.order=x")
+    assert config.sampling.n == 4
+    assert config.sampling.to_params().stop == ["a", "b"]
+    assert config.sampling.to_params().logit_bias == {5: -1.5}
+    assert config.speculation.to_speculation().verification.order == "x"
+
+
+def test_an_empty_section_is_a_section_of_defaults(load):
+    assert load(text="input: {path: in}\noutput: {path: out}\nsampling:\n").sampling == SamplingSection()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sampling.temprature=1", "did you mean 'temperature'"),
+        ("samplin.n=1", "did you mean 'sampling'"),
+        ("temperature=1", "'sampling.temperature' is an option"),
+        ("speculation.verification.rul=x", "did you mean 'rule'"),
+        ("sampling.max_tokens=many", "sampling.max_tokens='many'; allowed: an integer"),
+        ("sampling.temperature=hot", "sampling.temperature='hot'; allowed: a number"),
+        ("sampling.ignore_eos=perhaps", "allowed: true or false"),
+        ("sampling=3", "sampling=3; allowed: a map"),
+        ("sampling.n", "allowed: key=value"),
+        ("input.system='${nowhere}'", "nowhere"),
+        ("job.name=[1", "cannot be read"),
+    ],
+)
+def test_what_is_no_option_is_refused_with_what_is(load, override, message):
+    with pytest.raises(UserError, match=message.replace("[", r"\[").replace("$", r"\$")):
+        load(override)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [", "not valid YAML"), ("- a\n", "allowed: a map"), ("input: {path: in}\n", "output.path is required")],
+)
+def test_a_file_that_is_no_job_is_refused(load, text, message):
+    with pytest.raises(UserError, match=message):
+        load(text=text)
+
+
+def test_a_missing_file_names_the_nearest(tmp_path):
+    (tmp_path / "nightly.yaml").write_text("")
+    with pytest.raises(UserError, match=r"did you mean '.*nightly.yaml'"):
+        load_config(str(tmp_path / "nigthly.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("input.template=x", "not built yet"),
+        ("input.template_kwargs={a: 1}", "not built yet"),
+        ("input.max_errors=3", "not built yet"),
+        ("input.grow=true", "input.grow=true is not built yet; allowed: false"),
+        ("input.truncate=left", "not built yet"),
+        ("input.format=csv", "not built yet"),
+        ("input.storage_options={key: secret}", "not built yet"),
+        ("output.retry_errors=true", "not built yet"),
+        ("output.path=s3://bucket/x", "not built yet"),
+        ("ray.gpus_per_worker=0.5", "not built yet"),
+        ("model.attention=flash", "not built yet"),
+        ("speculation.budget=auto", "not built yet"),
+        ("speculation.method=static", "not built yet"),
+        ("input.format=jsnl", "did you mean 'jsonl'"),
+        ("input.chat=maybe", "allowed: auto, true, false"),
+        ("input.limit=0", "allowed: an integer >= 1"),
+        ("sampling.temperature=-1", "sampling.temperature=-1.0; allowed: a number >= 0"),
+        ("sampling.n=0", "sampling.n=0; allowed"),
+        ("sampling.stop=[1]", "sampling.stop"),
+        ("engine.max_batch=0", "allowed: auto, or an integer >= 1"),
+        ("engine.kv_cache_gib=-1", "allowed: auto, or a number > 0"),
+        ("ray.workers=two", "allowed: auto, or an integer >= 1"),
+        ("output.rows_per_file=0", "allowed: an integer >= 1, or null"),
+    ],
+)
+def test_values_are_refused_with_what_is_allowed(load, override, message):
+    with pytest.raises(UserError, match=message):
+        check_config(load(override))
+
+
+def test_a_system_message_needs_the_chat_template(load):
+    with pytest.raises(UserError, match="chat template"):
+        check_config(load("input.system=be brief", "input.chat=false"))

@@ -1,0 +1,119 @@
+import datetime
+import decimal
+import json
+
+import pytest
+
+from engine.errors import RowError
+from engine.params import SamplingParams
+from pipeline.config import InputSection
+from pipeline.records import MAX_SAMPLES, Columns, expand_record, read_key
+
+PLACE = "in.jsonl:7"
+
+
+def expand(record, num_samples=1, **section):
+    columns = Columns(InputSection(path="in", **section), SamplingParams(max_tokens=16), num_samples)
+    rows = expand_record(record, row_index=3, place=PLACE, columns=columns)
+    assert read_key(record, PLACE, columns) == (rows[0]["id"], len(rows))  # the driver counts what the readers make
+    return rows
+
+
+def test_a_prompt_with_its_passthrough_columns():
+    (row,) = expand({"id": "a", "prompt": "hello", "topic": "sea", "tags": [1, None]})
+    assert (row["id"], row["prompt"]) == ("a", "hello")
+    assert (row["row_index"], row["sample"], row["error_type"]) == (3, 0, None)
+    assert json.loads(row["meta"]) == {"topic": "sea", "tags": [1, None]}
+
+
+def test_ids():
+    assert expand({"prompt": "x"})[0]["id"] == PLACE
+    assert expand({"id": None, "prompt": "x"})[0]["id"] == PLACE
+    assert expand({"id": 12, "prompt": "x"})[0]["id"] == "12"
+    assert expand({"id": "b", "prompt": "x"}, id=None)[0]["id"] == PLACE
+    assert expand({"key": {"id": "c"}, "prompt": "x"}, id="key.id")[0]["id"] == "c"
+    for bad in (1.5, True, "", [1], {}):
+        (row,) = expand({"id": bad, "prompt": "x"})
+        assert (row["id"], row["error_type"]) == (PLACE, "bad_record")
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "message"),
+    [
+        ({"prompt": None}, "bad_record", "prompt is null"),
+        ({"text": "x"}, "bad_record", "no prompt and no messages"),
+        ({"prompt": ""}, "empty_prompt", "empty or blank"),
+        ({"prompt": " \n"}, "empty_prompt", "empty or blank"),
+        ({"prompt": 5}, "bad_record", "is a number; allowed: text"),
+        ({"prompt": ["x"]}, "bad_record", "is a list; allowed: text"),
+        ({"prompt": b"\xff"}, "bad_record", "not UTF-8"),
+        ({"prompt": "\ud800"}, "bad_record", "lone surrogate"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "bad_record", "both prompt and messages"),
+        ({"messages": []}, "empty_prompt", "empty list"),
+        ({"messages": "hello"}, "bad_record", "not JSON"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, "bad_record", "messages[0].role='usr'; allowed: system"),
+        ({"messages": [{"role": "user"}]}, "bad_record", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": " "}]}, "empty_prompt", "not blank"),
+        ({"messages": ["x"]}, "bad_record", "messages[0]"),
+        ({"prompt": "x", "params": "{"}, "bad_params", "not JSON"),
+        ({"prompt": "x", "params": [1]}, "bad_params", "an object of sampling parameters"),
+        ({"prompt": "x", "params": {"temprature": 1}}, "bad_params", "did you mean 'temperature'"),
+        ({"prompt": "x", "params": {"temperature": -1}}, "bad_params", "temperature=-1"),
+        ({"prompt": "x", "params": {"n": 0}}, "bad_params", f"1 to {MAX_SAMPLES}"),
+        ({"prompt": "x", "params": {"n": 10**9}}, "bad_params", f"1 to {MAX_SAMPLES}"),
+    ],
+)
+def test_what_is_wrong_with_a_record_is_said_with_its_place(record, error, message):
+    (row,) = expand(record)
+    assert row["error_type"] == error
+    assert row["error_message"].startswith(PLACE + ": ")
+    assert message in row["error_message"]
+
+
+def test_messages():
+    messages = [{"role": "user", "content": "hi", "name": None}, {"role": "assistant", "content": "ho"}]
+    (row,) = expand({"messages": messages})
+    assert json.loads(row["messages"]) == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    assert expand({"messages": json.dumps(messages)})[0]["messages"] == row["messages"]
+
+
+def test_a_path_into_a_column_leaves_the_column_in_meta():
+    (row,) = expand({"turns": ["first", "second"]}, prompt="turns.0")
+    assert row["prompt"] == "first"
+    assert json.loads(row["meta"]) == {"turns": ["first", "second"]}
+    assert expand({"turns": []}, prompt="turns.0")[0]["error_type"] == "bad_record"
+    assert expand({"a.b": "dotted name"}, prompt="a.b")[0]["prompt"] == "dotted name"
+
+
+def test_samples_are_adjacent_and_a_row_may_ask_for_its_own_number():
+    assert [row["sample"] for row in expand({"prompt": "x"}, num_samples=3)] == [0, 1, 2]
+    rows = expand({"prompt": "x", "params": {"n": 2, "temperature": 0.5, "top_p": None}}, num_samples=3)
+    assert [row["sample"] for row in rows] == [0, 1]
+    assert json.loads(rows[0]["params"]) == {"temperature": 0.5}
+
+
+def test_errors_before_and_after_the_number_of_samples_is_known():
+    assert len(expand(RowError("bad_record", "invalid JSON"), num_samples=4)) == 1
+    assert len(expand({"prompt": "x", "params": "{"}, num_samples=4)) == 1
+    rows = expand({"prompt": ""}, num_samples=4)
+    assert [row["error_type"] for row in rows] == ["empty_prompt"] * 4
+
+
+def test_meta_is_json_whatever_the_columns_hold():
+    values = {
+        "bytes": b"\x00\xff",
+        "decimal": decimal.Decimal("1.10"),
+        "time": datetime.datetime(2026, 1, 2, 3, 4, 5),
+        "nan": float("nan"),
+        "low": [float("-inf")],
+    }
+    (row,) = expand({"prompt": "x", **values})
+    assert json.loads(row["meta"], parse_constant=pytest.fail) == {
+        "bytes": "AP8=",
+        "decimal": "1.10",
+        "time": "2026-01-02T03:04:05",
+        "nan": "NaN",
+        "low": ["-Infinity"],
+    }
+    (row,) = expand({"prompt": "x", "broken": "\ud800"})
+    assert row["meta"].encode("utf-8") == rb'{"broken": "\ud800"}'

@@ -1,0 +1,147 @@
+"""Whole jobs on the fake engine through a real Ray."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from engine.errors import EngineError, UserError
+from pipeline.report import read_report
+from pipeline.run import run_job
+from pipeline.schema import SCHEMA
+from tests.pipeline.conftest import read_rows, write_jsonl
+
+
+def test_every_kind_of_row_in_one_job(run_fake, tmp_path, capsys):
+    records = [{"id": f"r{i}", "prompt": f"hello {i}", "topic": "sea"} for i in range(40)]
+    records[3] = "{broken"
+    records[5] = {"id": "empty", "prompt": ""}
+    records[7] = {"id": "params", "prompt": "x", "params": {"n": 3, "max_tokens": 2, "seed": 9}}
+    records[8] = {"id": "keys", "prompt": "x", "params": json.dumps({"stop": ["z"], "top_p": 0.5})}
+    records[9] = {"id": "bad", "prompt": "x", "params": {"temperature": "hot"}}
+    records[11] = {"id": "talk", "messages": [{"role": "user", "content": "hi"}]}
+    records[13] = {"id": "fails", "prompt": "[[fake:row_error]]"}
+    records[15] = {"id": "template", "prompt": "[[fake:template]]"}
+    code, rows = run_fake(records, "sampling.n=2", "input.system=be brief", "output.rows_per_file=16")
+    assert code == 3
+    assert len({(row["id"], row["sample"]) for row in rows}) == len(rows) == 40 * 2 + 1 - 1 - 1
+    by_key = {(row["id"], row["sample"]): row for row in rows}
+    assert [row["error_type"] for row in rows if row["status"] == "error"] == [
+        "bad_record", "empty_prompt", "empty_prompt", "bad_params", "fake_error", "fake_error", "template_error", "template_error",
+    ]  # fmt: skip
+    assert by_key["in.jsonl:4", 0]["error_message"].startswith("in.jsonl:4: invalid JSON")
+    assert by_key["fails", 1]["prompt"] is not None
+    ok = [row for row in rows if row["status"] == "ok"]
+    for row in ok:
+        assert row["num_output_tokens"] == len(row["token_ids"]) == 1 + sum(cycle["emitted"] for cycle in row["cycles"])
+        assert row["num_cycles"] == len(row["cycles"]) == sum(row["acceptance_histogram"])
+        assert row["num_accepted_tokens"] == sum(n * count for n, count in enumerate(row["acceptance_histogram"]))
+        assert len(row["acceptance_histogram"]) == 9
+    for row in rows:
+        if row["status"] == "error":
+            assert (row["text"], row["token_ids"], row["cycles"], row["num_output_tokens"]) == (None, None, None, 0)
+            assert row["finish_reason"] == "error"
+    assert by_key["r0", 0]["prompt"] == "<|system|>\nbe brief\n<|user|>\nhello 0\n<|assistant|>\n"
+    assert by_key["r0", 0]["text"] != by_key["r0", 1]["text"]
+    assert json.loads(by_key["r0", 0]["meta"]) == {"topic": "sea"}
+    assert [by_key["params", s]["num_output_tokens"] for s in range(3)] == [2, 2, 2]
+    assert by_key["params", 0]["seed"] == 9
+    parts = sorted((tmp_path / "out" / "rows").glob("*.parquet"))
+    assert len(parts) > 2
+    assert all(pq.read_schema(part).equals(SCHEMA) for part in parts)
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (run["status"], run["exit_code"], run["num_rows"], run["schema_version"]) == ("finished", 3, len(rows), 1)
+    assert run["counts"]["errors"] == {"bad_record": 1, "empty_prompt": 2, "bad_params": 1, "fake_error": 2, "template_error": 2}
+    assert run["config"]["sampling"]["n"] == 2
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".lock", "ray.log", "rows", "run.json"]
+    assert "empty_prompt: 2" in capsys.readouterr().out
+    assert "tau" in read_report(str(tmp_path / "out"))
+
+
+def test_a_job_of_errors_only_has_the_same_schema(run_fake, tmp_path):
+    code, rows = run_fake([{"prompt": ""}, "{", {"prompt": None}])
+    assert code == 4
+    assert [row["error_type"] for row in rows] == ["empty_prompt", "bad_record", "bad_record"]
+    (part,) = (tmp_path / "out" / "rows").glob("*.parquet")
+    assert pq.read_schema(part).equals(SCHEMA)
+
+
+def test_rows_do_not_depend_on_batch_workers_or_chunks(tmp_path, make_config, ray_session):
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": f"hello {i}"} for i in range(30)])
+    texts = []
+    for number, options in enumerate((["engine.max_batch=2"], ["engine.max_batch=32", "ray.workers=2", "output.rows_per_file=5"])):
+        out = tmp_path / f"out{number}"
+        assert run_job(make_config(source, f"output.path={out}", *options)) == 0
+        texts.append([(row["id"], row["row_index"], row["text"]) for row in read_rows(out)])
+    assert texts[0] == texts[1]
+
+
+def test_a_long_row_holds_up_only_its_neighbours(run_fake, tmp_path):
+    records = [{"prompt": f"hello {i}"} for i in range(120)]
+    records[4] = {"prompt": "[[fake:slow=6]]"}
+    code, rows = run_fake(records, "engine.max_batch=8", "output.rows_per_file=8")
+    assert code == 0
+    assert len(rows) == 120
+    parts = {part: part.stat().st_mtime for part in (tmp_path / "out" / "rows").glob("*.parquet")}
+    last = max(parts.values())
+    early = sum(pq.read_metadata(part).num_rows for part, written in parts.items() if written < last - 2)
+    assert early >= 120 - 16  # all but its own table, and perhaps the rest that waited for a whole part
+
+
+def test_rows_that_kill_their_engine_become_error_rows(run_fake, tmp_path):
+    records = [{"prompt": f"hello {i}"} for i in range(40)]
+    records[7] = {"prompt": "[[fake:kill]]"}
+    records[23] = {"prompt": "[[fake:raise]]"}
+    code, rows = run_fake(records, "engine.max_batch=4")
+    assert code == 3
+    assert [row["row_index"] for row in rows] == list(range(40))
+    assert {row["row_index"]: row["error_type"] for row in rows if row["status"] == "error"} == {7: "engine_killed", 23: "engine_killed"}
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["engines"]["killed_rows"] == 2
+
+
+def test_an_engine_that_cannot_be_loaded_ends_the_job(run_fake, tmp_path):
+    with pytest.raises(EngineError, match="told not to load"):
+        run_fake([{"prompt": "x"}], "model.target=fake-broken")
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (run["status"], run["exit_code"]) == ("failed", 5)
+
+
+def test_parquet_input_and_messages(tmp_path, make_config, ray_session):
+    messages = [[{"role": "user", "content": f"hi {i}"}] for i in range(10)] + [None]
+    pq.write_table(pa.table({"id": range(11), "messages": messages}), tmp_path / "in.parquet", row_group_size=4)
+    assert run_job(make_config(tmp_path / "in.parquet")) == 3
+    rows = read_rows(tmp_path / "out")
+    assert [row["id"] for row in rows] == [str(i) for i in range(11)]
+    assert rows[2]["prompt"] == "<|user|>\nhi 2\n<|assistant|>\n"
+    assert rows[10]["error_message"] == "in.parquet:11: messages is null"
+
+
+def test_raw_prompts(run_fake):
+    code, rows = run_fake([{"prompt": "raw"}], "input.chat=false")
+    assert (code, rows[0]["prompt"]) == (0, "raw")
+
+
+def test_the_same_job_again_does_nothing_and_another_is_refused(run_fake, tmp_path, capsys):
+    records = [{"prompt": "a"}, {"prompt": ""}]
+    assert run_fake(records)[0] == 3
+    (part,) = (tmp_path / "out" / "rows").glob("*.parquet")
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    from pipeline.config import load_config
+
+    def again(*overrides):
+        return run_job(load_config(str(tmp_path / "job.yaml"), overrides))
+
+    assert again() == 3
+    assert "finished already" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"sampling.temperature \(1.0 -> 0.5\)"):
+        again("sampling.temperature=0.5")
+    assert list((out / "rows").glob("*.parquet")) == [part]
+    (out / "rows" / "mine.txt").write_text("keep")
+    assert again("sampling.temperature=0.5", "output.overwrite=true") == 3
+    assert len(read_rows(out)) == 2
+    assert not part.exists()
+    assert (out / "rows" / "mine.txt").exists()
+    write_jsonl(source, [{"prompt": "b"}])
+    with pytest.raises(UserError, match="the input files"):
+        again("sampling.temperature=0.5")

@@ -1,0 +1,62 @@
+from workers.ledger import Ledger
+
+A, B, C = (0, 0), (1, 0), (2, 0)
+
+
+def test_a_row_that_kills_twice_is_condemned_and_its_neighbours_are_not():
+    ledger = Ledger()
+    ledger.start("w")
+    assert ledger.begin("w", [A, B]) == ([], [])
+    assert ledger.start("w") is None  # the engine died with both
+    assert ledger.begin("w", [A, B, C]) == ([A, B], [])
+    ledger.begin_alone("w", A)
+    ledger.end("w", [A])
+    ledger.begin_alone("w", B)
+    ledger.start("w")  # died with B alone; C was open, not alone
+    assert ledger.begin("w", [A, B, C]) == ([C], [B])
+    assert ledger.read()["num_condemned"] == 1
+    assert ledger.read()["num_deaths"] == 2
+
+
+def test_finished_rows_are_no_suspects():
+    ledger = Ledger()
+    ledger.start("w")
+    ledger.begin("w", [A, B])
+    ledger.end("w", [A])
+    ledger.start("w")
+    assert ledger.begin("w", [A, B]) == ([B], [])
+
+
+def test_engines_that_only_die_are_not_started_for_ever():
+    ledger = Ledger(max_idle_deaths=2)
+    ledger.start("w")
+    ledger.begin("w", [A])
+    assert ledger.start("w") is None
+    ledger.begin_alone("w", A)
+    assert "died 2 times in a row" in ledger.start("w")
+
+
+def test_a_finished_row_resets_the_count():
+    ledger = Ledger(max_idle_deaths=2)
+    for _ in range(5):
+        assert ledger.start("w") is None
+        ledger.begin("w", [A, B])
+        ledger.end("w", [A])
+
+
+def test_nothing_begins_once_stopped():
+    ledger = Ledger()
+    ledger.start("w")
+    ledger.stop()
+    assert ledger.begin("w", [A]) is None
+    assert ledger.is_stopping()
+
+
+def test_counts_of_dead_engines_stay():
+    ledger = Ledger()
+    ledger.start("w")
+    ledger.progress("w", {"rows": 2, "tokens": 9})
+    ledger.progress("w", {"rows": 3, "tokens": 12})
+    ledger.start("w")
+    ledger.progress("w", {"rows": 1, "tokens": 4})
+    assert ledger.read()["totals"] == {"rows": 4, "tokens": 16}
