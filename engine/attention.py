@@ -53,7 +53,10 @@ class SdpaPass:
         slots, places = [slot_BQ[self._is_query_BQ]], [place_BQ[self._is_query_BQ]]
 
         self._num_padded = len(slots[0])
-        self._num_keys = int((new.prefix_B + width).max())
+        # keys up to the last one that a token sees: `width` is the widest row's, and may reach beyond the room of a row near its end
+        seen_BW = (new.visible_BQW & self._is_query_BQ.unsqueeze(-1)).any(1)
+        reach_B = (seen_BW * torch.arange(1, width + 1, device=device)).amax(-1) if width else 0
+        self._num_keys = int((new.prefix_B + reach_B).max())
         key_T = torch.arange(self._num_keys, device=device)
         in_region_BT = key_T - new.prefix_B.unsqueeze(-1)
         index_BQT = in_region_BT.clamp(0, max(width - 1, 0)).unsqueeze(1).expand(-1, num_queries, -1)

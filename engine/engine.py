@@ -267,7 +267,7 @@ def _numbered(requests: Iterable[Request]) -> Iterator[Request]:
 
 
 def _error_result(request: Request, error: RowError, engine_seed: int) -> Result:
-    seed = request.params.seed if request.params and isinstance(request.params.seed, int) else engine_seed
+    seed = request.params.seed if isinstance(getattr(request.params, "seed", None), int) else engine_seed
     return Result(
         id=request.id,
         sample=request.sample,

@@ -28,7 +28,9 @@ def prepare_row(
 
     Raises RowError: bad_params, bad_request, template_error, empty_prompt, prompt_too_long.
     """
-    params = request.params or SamplingParams()
+    params = SamplingParams() if request.params is None else request.params
+    if not isinstance(params, SamplingParams):
+        raise RowError("bad_params", f"params is a {type(params).__name__}; allowed: SamplingParams")
     params.check(vocab_size)
     prompt, token_ids = _prompt_tokens(request, tokenizer, vocab_size)
     if not token_ids:
@@ -57,7 +59,9 @@ def _prompt_tokens(request: Request, tokenizer: PreTrainedTokenizerBase | None, 
             "bad_request", f"a request has {' and '.join(given) or 'no prompt'}; allowed: exactly one of prompt, messages, token_ids"
         )
     if request.token_ids is not None:
-        outside = [token for token in request.token_ids if not (isinstance(token, int) and 0 <= token < vocab_size)]
+        if not isinstance(request.token_ids, Sequence) or isinstance(request.token_ids, str | bytes):
+            raise RowError("bad_request", f"token_ids is a {type(request.token_ids).__name__}; allowed: a list of integers")
+        outside = [token for token in request.token_ids if type(token) is not int or not 0 <= token < vocab_size]
         if outside:
             raise RowError("bad_request", f"token_ids has {outside[:5]}; allowed: integers from 0 to {vocab_size - 1}")
         text = None if tokenizer is None else tokenizer.decode(request.token_ids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from engine.row import Row
 
 #: parameter -> the value that switches it off
 _FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "eta": 0.0}
+
+#: parameters are any numbers; beyond these limits fp32 would make 0, inf, and then NaN of them, and of a product of two (18 + 18 < 38)
+_SMALLEST, _LARGEST, _LARGEST_INT = 1e-18, 1e18, 2**62
 
 
 class RowTensors:
@@ -25,7 +29,7 @@ class RowTensors:
         self._rows, self._device = rows, device
         self.cycle_B = self._column([row.num_cycles for row in rows])
         self.position_B = self._column([row.num_output_tokens for row in rows])
-        self.temperature_B = self._column([row.params.temperature for row in rows], torch.float32)
+        self.temperature_B = self._floats(row.params.temperature for row in rows)
         self.draws = make_draws(self._column([row.key for row in rows]))
         used = {name: self._used(name, off) for name, off in _FILTERS.items()}
         self._filters = Filters(temperature_B=self.temperature_B, **{f"{name}_B": values for name, values in used.items()})
@@ -34,11 +38,15 @@ class RowTensors:
     def _column(self, values: list, dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)
 
+    def _floats(self, values: Iterable[float]) -> Tensor:
+        limited = [math.copysign(min(max(abs(value), _SMALLEST), _LARGEST), value) if value else 0.0 for value in values]
+        return self._column(limited, torch.float32)
+
     def _used(self, name: str, off: float) -> Tensor | None:
         values = [getattr(row.params, name) for row in self._rows]
         if all(value == off for value in values):
             return None
-        return self._column(values, torch.long if isinstance(off, int) else torch.float32)
+        return self._column([min(value, _LARGEST_INT) for value in values]) if isinstance(off, int) else self._floats(values)
 
     def law(self, logits_BV: Tensor, position_B: Tensor, path_BV: Tensor | None) -> Tensor:
         """p [B, V] at one node of each row. path_BV: tokens on the path from the root to the node, the node included (None: the root)."""
@@ -74,7 +82,7 @@ class RowTensors:
         for row in self._rows:
             if row.params.logit_bias and row.bias_V is None:
                 row.bias_V = none_V.clone()
-                row.bias_V[self._column(list(row.params.logit_bias))] = self._column(list(row.params.logit_bias.values()), torch.float32)
+                row.bias_V[self._column(list(row.params.logit_bias))] = self._floats(row.params.logit_bias.values())
         return torch.stack([none_V if row.bias_V is None else row.bias_V for row in self._rows])
 
     def _banned(self, vocab_size: int, position_B: Tensor) -> Tensor | None:
@@ -84,5 +92,5 @@ class RowTensors:
         stop_BV = torch.zeros(len(self._rows), vocab_size, dtype=torch.bool, device=self._device)
         for index, row in enumerate(self._rows):
             stop_BV[index, self._column(list(row.stop_ids))] = True
-        early_B = position_B < self._column([row.params.min_tokens for row in self._rows])
+        early_B = position_B < self._column([min(row.params.min_tokens, row.max_tokens) for row in self._rows])
         return stop_BV & early_B.unsqueeze(-1)

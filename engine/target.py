@@ -65,11 +65,13 @@ class Target:
         body = self._model.model
         hidden = body.embed_tokens(token_N).unsqueeze(0)
         rotary = body.rotary_emb(hidden, position_ids=position_N.unsqueeze(0))
-        features = []
+        entering: dict[int, Tensor] = {}
         for index, layer in enumerate(body.layers):
             if index in self._feature_layers:
-                features.append(hidden.squeeze(0))
+                entering[index] = hidden.squeeze(0)
             hidden = layer(hidden, position_embeddings=rotary, attend=attend)
+        # in the draft's order: in a shallow target a layer can stand twice, or out of order
+        features = [entering[index] for index in self._feature_layers]
         feature_NF = torch.cat(features, -1) if features else hidden.new_zeros(len(token_N), 0)
         return body.norm(hidden).squeeze(0), feature_NF
 

@@ -5,6 +5,7 @@ Exit codes: 0 every row ok, 2 user error, 3 some rows failed, 4 every row failed
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -12,10 +13,7 @@ from typing import Annotated
 import typer
 
 from engine.errors import EngineError, UserError
-
-EXIT_USER = 2
-EXIT_ENGINE = 5
-EXIT_INTERRUPTED = 130
+from pipeline import exit_codes
 
 app = typer.Typer(
     name="rheo",
@@ -71,14 +69,14 @@ def call(command: Callable[..., object]) -> int:
         return done.code if isinstance(done.code, int) else 1
     except UserError as error:
         print(f"rheo: {error}", file=sys.stderr)
-        return EXIT_USER
+        return exit_codes.USER_ERROR
     except EngineError as error:
         print(f"rheo: engine failure: {error}", file=sys.stderr)
-        return EXIT_ENGINE
+        return exit_codes.ENGINE_FAILURE
     except KeyboardInterrupt:
         print("rheo: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return 0
+        return exit_codes.SIGNAL_BASE + signal.SIGINT
+    return exit_codes.OK
 
 
 if __name__ == "__main__":

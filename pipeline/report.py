@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.errors import EngineError, UserError
-from pipeline import runfile
+from pipeline import exit_codes, runfile
 from pipeline.schema import SCHEMA
 
 _COLUMNS = [
@@ -48,7 +48,9 @@ class Summary:
     @property
     def exit_code(self) -> int:
         failed = self.status["error"]
-        return 0 if not failed else 4 if failed == self.num_rows else 3
+        if not failed:
+            return exit_codes.OK
+        return exit_codes.ALL_ROWS_FAILED if failed == self.num_rows else exit_codes.SOME_ROWS_FAILED
 
     def counts(self) -> dict:
         """For run.json."""

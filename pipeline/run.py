@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import logging
 import os
@@ -18,16 +19,13 @@ from filelock import FileLock, Timeout
 
 from engine.errors import EngineError, UserError
 from engine.params import SamplingParams
-from pipeline import runfile
+from pipeline import exit_codes, runfile
 from pipeline.checks import check_config, check_input, check_model, check_output
 from pipeline.config import JobConfig
 from pipeline.quiet import divert_noise, quiet_loggers
 from pipeline.records import Columns
 from pipeline.report import Summary, render, summarize
 from pipeline.sources import Plan, find_files
-
-EXIT_USER = 2
-EXIT_ENGINE = 5
 
 RAY_LOG = "ray.log"
 
@@ -75,21 +73,21 @@ def _execute(job: _Job) -> int:
     try:
         stopped_by, state = _generate(job, staging)
     except (EngineError, UserError) as error:
-        code = EXIT_USER if isinstance(error, UserError) else EXIT_ENGINE
+        code = exit_codes.USER_ERROR if isinstance(error, UserError) else exit_codes.ENGINE_FAILURE
         _close(run, "failed", code, summarize(output), started_at, None, output)
         raise
     except KeyboardInterrupt:  # before the handlers were in place: nothing was begun
-        _close(run, "interrupted", 128 + signal.SIGINT, summarize(output), started_at, None, output)
+        _close(run, "interrupted", exit_codes.SIGNAL_BASE + signal.SIGINT, summarize(output), started_at, None, output)
         raise
     finally:
         shutil.rmtree(os.path.join(output, _STAGING), ignore_errors=True)
     summary = summarize(output)
     if stopped_by is not None and summary.num_rows < job.plan.num_rows:
-        _close(run, "interrupted", 128 + stopped_by, summary, started_at, state, output)
+        _close(run, "interrupted", exit_codes.SIGNAL_BASE + stopped_by, summary, started_at, state, output)
         print(render(summary, run, output))
         return run["exit_code"]
     if summary.num_rows != job.plan.num_rows:
-        _close(run, "failed", EXIT_ENGINE, summary, started_at, state, output)
+        _close(run, "failed", exit_codes.ENGINE_FAILURE, summary, started_at, state, output)
         raise EngineError(f"{summary.num_rows} rows are in {output}/rows and {job.plan.num_rows} were to be: this is a bug in rheo")
     _close(run, "finished", summary.exit_code, summary, started_at, state, output)
     print(render(summary, run, output))
@@ -105,11 +103,13 @@ def _generate(job: _Job, staging: str) -> tuple[int | None, dict]:
     from pipeline.progress import ProgressView
     from pipeline.sink import PartSink
     from pipeline.stop import StopCallback, handle_signals
+    from pipeline.watch import NodeLost, check_node, run_watched
     from workers.ledger import Ledger
 
     config = job.config
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with divert_noise(os.path.join(config.output.path, RAY_LOG)), _ray(num_cores):
+        check_node()
         prepare_context(StopCallback)
         num_workers, gpus = _size_pool(config)
         threads = config.ray.threads_per_worker or max(1, num_cores // num_workers)
@@ -117,7 +117,7 @@ def _generate(job: _Job, staging: str) -> tuple[int | None, dict]:
 
         def read_ledger() -> dict | None:
             try:
-                return ray.get(ledger.read.remote(), timeout=30)
+                return ray.get(ledger.read.remote(), timeout=5)
             except ray.exceptions.RayError:
                 return None
 
@@ -126,17 +126,23 @@ def _generate(job: _Job, staging: str) -> tuple[int | None, dict]:
         seed = config.job.seed if job.defaults.seed is None else job.defaults.seed
         options = RowOptions(defaults=job.defaults, chat=config.input.chat, system=config.input.system, seed=seed)
         with handle_signals(lambda: ray.get(ledger.stop.remote())) as received, ProgressView(read_ledger, job.plan.num_rows):
+            work = functools.partial(
+                run_graph,
+                job.plan.chunks,
+                job.columns,
+                settings=_settings(config, threads),
+                options=options,
+                ledger=ledger,
+                sink=sink,
+                num_workers=num_workers,
+                gpus_per_worker=gpus,
+            )
             try:
-                run_graph(
-                    job.plan.chunks,
-                    job.columns,
-                    settings=_settings(config, threads),
-                    options=options,
-                    ledger=ledger,
-                    sink=sink,
-                    num_workers=num_workers,
-                    gpus_per_worker=gpus,
-                )
+                run_watched(work)
+            except NodeLost as error:
+                if received() is None:
+                    raise EngineError(f"{error}; what it left is in {config.output.path}/{RAY_LOG}") from None
+                return received(), {}  # the signal went to Ray's processes as well
             except ray.exceptions.RayError as error:
                 raise _explain(error, read_ledger()) from None
             state = read_ledger() or {}
@@ -181,10 +187,12 @@ def _explain(error: Exception, state: dict | None) -> UserError | EngineError:
     """What the engine itself said, where it said something: Ray's own message buries it."""
     if state and state["refusal"]:
         return UserError(state["refusal"])
-    if state and state["failures"]:
+    cause = getattr(error, "cause", None)  # of a task; an actor that died has none
+    if cause is None and state and state["failures"]:
         return EngineError(state["failures"][-1].rstrip())
-    cause = getattr(error, "cause", None) or error
-    return EngineError(f"{type(cause).__name__}: {cause}")
+    if isinstance(cause, EngineError):
+        return EngineError(str(cause).splitlines()[0])  # Ray appends advice on its own options
+    return EngineError(f"{type(error).__name__}: {error}")
 
 
 def _close(run: dict, status: str, exit_code: int, summary: Summary, started_at: float, state: dict | None, output: str) -> None:
@@ -215,7 +223,7 @@ def _look_at_earlier_run(config: JobConfig) -> int | None:
     output = config.output.path
     run = runfile.read(output)
     parts = _parts(output)
-    if config.output.overwrite or (run is None and not parts):
+    if config.output.overwrite or not parts:
         return None
     instead = "allowed: output.overwrite=true to drop them, or another output.path"
     if run is None:

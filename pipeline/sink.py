@@ -11,6 +11,7 @@ from ray.data import Datasink
 from ray.data._internal.execution.interfaces import TaskContext
 from ray.data.block import Block, BlockAccessor
 
+from engine.errors import EngineError
 from pipeline.schema import SCHEMA
 
 
@@ -31,20 +32,26 @@ class PartSink(Datasink[int]):
         return self._rows_per_file
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> int:
+        """Returns the number of rows written. Raises EngineError for a disk that does not take them."""
         tables = [BlockAccessor.for_block(block).to_arrow() for block in blocks]
         tables = [table.select(SCHEMA.names).cast(SCHEMA) for table in tables if table.num_rows]
         if not tables:
             return 0
         table = pa.concat_tables(tables)
         name = f"part-{self._run_id}-{ctx.task_idx:06}.parquet"
-        staged = os.path.join(self._staging, name)
+        try:
+            self._commit(table, os.path.join(self._staging, name), os.path.join(self._rows, name))
+        except OSError as error:
+            raise EngineError(f"'{os.path.join(self._rows, name)}' cannot be written: {error}") from None
+        return table.num_rows
+
+    def _commit(self, table: pa.Table, staged: str, final: str) -> None:
         with open(staged, "wb") as file:
             pq.write_table(table, file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())
-        os.rename(staged, os.path.join(self._rows, name))
+        os.rename(staged, final)
         _sync_folder(self._rows)
-        return table.num_rows
 
 
 def _sync_folder(path: str) -> None:

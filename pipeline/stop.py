@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from ray.data._internal.execution.execution_callback import ExecutionCallback
 
 from engine.errors import EngineError
+from pipeline.exit_codes import SIGNAL_BASE
 
 _requested = threading.Event()  # of the module, as Ray makes the callback itself and pickles its class by name
 
@@ -39,7 +40,7 @@ def handle_signals(on_stop: Callable[[], None]) -> Iterator[Callable[[], int | N
 
     def handle(number: int, frame) -> None:
         if received:
-            os._exit(128 + number)
+            os._exit(SIGNAL_BASE + number)
         received.append(number)
         _requested.set()
         print("rheo: stopping: rows in flight are being finished (a second signal stops at once)", file=sys.stderr, flush=True)

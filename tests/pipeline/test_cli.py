@@ -106,22 +106,28 @@ def test_check_says_what_the_job_would_do_and_leaves_nothing(job, tmp_path, caps
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_the_finished_rows(job, tmp_path, number, code):
+@pytest.mark.parametrize(
+    ("number", "to_group", "code"),
+    [
+        (signal.SIGINT, True, 130),  # as a terminal does
+        (signal.SIGTERM, False, 143),  # as a container's runtime does
+    ],
+)
+def test_a_signal_keeps_the_finished_rows(job, tmp_path, number, to_group, code):
     path = job([{"prompt": f"[[fake:slow=0.5]] {i}"} for i in range(2000)])
     with subprocess.Popen(
-        [*RHEO, "run", str(path), "engine.max_batch=4"],
+        [*RHEO, "run", str(path), "engine.max_batch=4", "output.rows_per_file=8"],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as process:
-        for line in process.stderr:
-            if "rows/s" in line:
-                break
+        while not list((tmp_path / "out").glob("rows/*.parquet")):
+            time.sleep(0.1)
+            assert process.poll() is None
         started = time.monotonic()
-        os.killpg(process.pid, number)  # as a terminal does: to all processes of the group
+        (os.killpg if to_group else os.kill)(process.pid, number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert time.monotonic() - started < 30

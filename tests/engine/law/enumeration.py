@@ -141,7 +141,8 @@ class TableModel:
         return sum(self.num_tokens**i for i in range(length))
 
     def length(self, text: Tensor) -> Tensor:
-        return sum((text >= self.first_text(length)).long() for length in range(1, 24))
+        boundary = [bound for length in range(1, 60) if (bound := self.first_text(length)) < 2**62]
+        return torch.bucketize(text, torch.tensor(boundary), right=True)
 
 
 Size = Callable[[growth.Pool, Tensor, Tensor], Tensor]
@@ -213,7 +214,7 @@ def run_cycle(model: TableModel, arm: Arm, draws: Draws, text_B: Tensor, cycle: 
     return text_B
 
 
-def enumerate_cycles(model: TableModel, arm: Arm, mass: Tensor, cycles: Sequence[int], wrap: Callable = lambda draws: draws) -> Tensor:
+def enumerate_cycles(model: TableModel, arm: Arm, mass: Tensor, cycles: Sequence[int]) -> Tensor:
     """The law of the text after `cycles`, run with one script from every text that has `mass`; both are vectors over texts. Texts longer
     than the vector holds are cut."""
     result = torch.zeros_like(mass)
@@ -226,7 +227,7 @@ def enumerate_cycles(model: TableModel, arm: Arm, mass: Tensor, cycles: Sequence
         draws = EnumeratedDraws(script_BS[:CHUNK], num_scripted_B[:CHUNK])
         text_B = start_B[:CHUNK]
         for cycle in cycles:
-            text_B = run_cycle(model, arm, wrap(draws), text_B, cycle)
+            text_B = run_cycle(model, arm, draws, text_B, cycle)
         while bool((text_B >= len(mass)).any()):
             text_B = torch.where(text_B >= len(mass), (text_B - 1) // model.num_tokens, text_B)
         result.index_add_(0, text_B, start_weight_B[:CHUNK] * draws.weight_B)
@@ -236,16 +237,7 @@ def enumerate_cycles(model: TableModel, arm: Arm, mass: Tensor, cycles: Sequence
     return result
 
 
-def law_of_arm(
-    model: TableModel,
-    arm: Arm,
-    num_tokens: int,
-    *,
-    cycles: int = 2,
-    start_length: int = 0,
-    joint: bool = False,
-    wrap: Callable = lambda draws: draws,
-) -> Tensor:
+def law_of_arm(model: TableModel, arm: Arm, num_tokens: int, *, cycles: int = 2, start_length: int = 0, joint: bool = False) -> Tensor:
     """E[Pr(text)] of every text of `num_tokens` tokens after `cycles` cycles, from every text of `start_length` tokens in turn (each of
     mass 1, all in one batch); a text that is shorter by then goes on with p.
 
@@ -255,12 +247,12 @@ def law_of_arm(
     mass = starts(model, num_tokens, start_length)
     if joint:
         assert num_tokens >= start_length + cycles * (arm.depth + 1), "a joint run does not stop at num_tokens"
-        mass = enumerate_cycles(model, arm, mass, range(cycles), wrap)
+        mass = enumerate_cycles(model, arm, mass, range(cycles))
     else:
         for cycle in range(cycles):
             unfinished = mass.clone()
             unfinished[model.first_text(num_tokens) :] = 0
-            mass = mass - unfinished + enumerate_cycles(model, arm, unfinished, [cycle], wrap)
+            mass = mass - unfinished + enumerate_cycles(model, arm, unfinished, [cycle])
     return model.complete(mass, arm.temperature, num_tokens)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 from enumeration import Arm, TableModel, enumerate_cycles, error_of_arm, random_model, starts
 from torch import Tensor
 

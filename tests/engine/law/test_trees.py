@@ -38,9 +38,7 @@ def softmax(logits: dict[int, float], temperature: float = 1.0) -> dict[int, flo
     return {token: w / sum(weight.values()) for token, w in weight.items()}
 
 
-def plain_slots(
-    logits: list[float], arm: Arm, draws: KeyedDraws, slots: tuple[int, ...]
-) -> list[tuple[int, float, bool, dict[int, float]]]:
+def plain_slots(logits: list[float], arm: Arm, draws: KeyedDraws, slots: tuple[int, ...]) -> list[tuple]:
     """(token, construction value, is sampled, q~) of a node's slots, in slot order."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if arm.method == "topk":
@@ -238,6 +236,13 @@ def test_low_temperature_trees(temperature):
     assert sum(a != b for a, b in zip(top_k, m1, strict=True)) > len(top_k) / 2
 
 
+GREEDY = GROWN | {
+    "off": Arm(method="off"),
+    "m1, leads first": Arm(m=1, depth=3, rule="deterministic_first"),
+    "coupled": Arm(method="coupled", depth=3),
+}
+
+
 def greedy_text(model: TableModel, text: int, num_tokens: int) -> int:
     for _ in range(num_tokens):
         text = int(model.child(torch.tensor(text), model.target_SV[text % len(model.target_SV)].argmax()))
@@ -245,9 +250,7 @@ def greedy_text(model: TableModel, text: int, num_tokens: int) -> int:
 
 
 @pytest.mark.parametrize("kind", ("plain", "ties", "near_empty", "missing", "holes", "truncated"))
-@pytest.mark.parametrize(
-    "arm", [*GROWN.values(), Arm(method="off"), Arm(m=1, depth=3, rule="deterministic_first"), Arm(method="coupled", depth=3)]
-)
+@pytest.mark.parametrize("arm", GREEDY.values(), ids=GREEDY)
 def test_greedy_text(arm, kind):
     """T = 0 is plain greedy token by token, also where p(x_s) >= q~(x_s) for a token that is not the argmax (FIELD-CASES B35)."""
     model = random_model(kind, num_tokens=6, seed=4)

@@ -1,4 +1,4 @@
-"""q = (.5, .3, .2), K = 3, m = 1, by name (LAW.md 2.1): the proxy is min(.5, .5) = .5, so the sampled token ranks second whatever is drawn."""
+"""q = (.5, .3, .2), K = 3, m = 1, by name (LAW.md 2.1): the proxy is min(.5, .5) = .5, so x_s ranks second whatever is drawn."""
 
 from __future__ import annotations
 

@@ -1,0 +1,8 @@
+"""What the exit code of `rheo` says."""
+
+OK = 0
+USER_ERROR = 2
+SOME_ROWS_FAILED = 3
+ALL_ROWS_FAILED = 4
+ENGINE_FAILURE = 5
+SIGNAL_BASE = 128  # 130 for SIGINT, 143 for SIGTERM

@@ -1,0 +1,70 @@
+"""Chi-square of the engine's output on a real toy pair against exact laws (LAW.md 5.5), with mutants that must fail."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine import Speculation, drafting
+from engine.law import candidates, growth
+from jobs.statistics.chi_square import CASES, exact_laws, load_toy_engine, run_case
+from jobs.statistics.toy_pair import build_toy_pair
+
+_NUM_ROWS = 20_000
+_SEED = 0
+#: 4 tests a case; Bonferroni over all of them at a level of 1%
+_LEVEL = 0.01 / (4 * len(CASES))
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    target, draft = build_toy_pair(tmp_path_factory.mktemp("toy"))
+    return target, draft, exact_laws(target)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engines_law_is_the_targets(toy, name):
+    target, draft, laws = toy
+    result = run_case(load_toy_engine(target, draft, CASES[name]), laws, _NUM_ROWS, _SEED)
+    assert result.least_p_value > _LEVEL, result
+    assert name == "off" or result.tau >= 2
+
+
+def _proxy_below_the_floor(monkeypatch):
+    monkeypatch.setattr(candidates, "proxy", lambda q_BFM, m: 0.5 * q_BFM[..., m])
+    monkeypatch.setattr(torch, "_assert_async", lambda *_: None)
+
+
+def _shared_draws(monkeypatch):
+    monkeypatch.setattr(growth, "fold", lambda path, slot: path)
+
+
+def _wrong_q(monkeypatch):
+    prune = drafting.prune
+
+    def prune_and_flatten_q(*args):
+        tree = prune(*args)
+        flatter = tree.proposal.probability.sqrt()
+        proposal = dataclasses.replace(tree.proposal, probability=flatter / flatter.sum(-1, keepdim=True))
+        return dataclasses.replace(tree, proposal=proposal)
+
+    monkeypatch.setattr(drafting, "prune", prune_and_flatten_q)
+
+
+#: each with a tree in which it does harm: pruning must touch the tokens that it moves
+MUTANTS = {
+    "proxy below the floor": (_proxy_below_the_floor, Speculation(method="rheo", m=1, top_k=4, tree_size=4, depth=4)),
+    "shared draws": (_shared_draws, Speculation(method="rheo", m=0, top_k=4, tree_size=8, depth=4)),
+    "wrong q": (_wrong_q, Speculation(method="rheo", m=1, top_k=4, tree_size=8, depth=4)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_fails(toy, monkeypatch, name):
+    target, draft, laws = toy
+    mutate, speculation = MUTANTS[name]
+    mutate(monkeypatch)
+    result = run_case(load_toy_engine(target, draft, speculation), laws, _NUM_ROWS, _SEED)
+    assert result.least_p_value < _LEVEL
