@@ -46,24 +46,24 @@ class SdpaPass:
         device = new.prefix_B.device
         self._slots = slice(new.first_slot, new.first_slot + num_rows)
         query_Q = torch.arange(num_queries, device=device)
-        self._is_query_BQ = query_Q < new.count_B.unsqueeze(-1)
-        self._packed_BQ = torch.where(self._is_query_BQ, new.start_B.unsqueeze(-1) + query_Q, 0)
+        is_query_BQ = query_Q < new.count_B.unsqueeze(-1)
+        self._packed_BQ = torch.where(is_query_BQ, new.start_B.unsqueeze(-1) + query_Q, 0)
+        self._padded_index_N = is_query_BQ.flatten().nonzero().squeeze(1)
         slot_BQ = (new.first_slot + torch.arange(num_rows, device=device)).unsqueeze(-1).expand(-1, num_queries)
         place_BQ = new.prefix_B.unsqueeze(-1) + new.offset + query_Q
-        slots, places = [slot_BQ[self._is_query_BQ]], [place_BQ[self._is_query_BQ]]
+        slots, places = [slot_BQ[is_query_BQ]], [place_BQ[is_query_BQ]]
 
-        self._num_padded = len(slots[0])
+        self._num_padded = len(self._padded_index_N)
         # keys up to the last one that a token sees: `width` is the widest row's, and may reach beyond the room of a row near its end
-        seen_BW = (new.visible_BQW & self._is_query_BQ.unsqueeze(-1)).any(1)
+        seen_BW = (new.visible_BQW & is_query_BQ.unsqueeze(-1)).any(1)
         reach_B = (seen_BW * torch.arange(1, width + 1, device=device)).amax(-1) if width else 0
         self._num_keys = int((new.prefix_B + reach_B).max())
         key_T = torch.arange(self._num_keys, device=device)
         in_region_BT = key_T - new.prefix_B.unsqueeze(-1)
         index_BQT = in_region_BT.clamp(0, max(width - 1, 0)).unsqueeze(1).expand(-1, num_queries, -1)
         visible_BQT = new.visible_BQW.gather(2, index_BQT) & (in_region_BT < width).unsqueeze(1)
-        visible_BQT = (
-            visible_BQT | (in_region_BT < 0).unsqueeze(1) | (key_T == 0)
-        )  # a padded query sees key 0, so that no row is all masked
+        # a padded query sees key 0, so that none is masked everywhere
+        visible_BQT = visible_BQT | (in_region_BT < 0).unsqueeze(1) | (key_T == 0)
         self._visible_BQT = visible_BQT if num_queries else None
         self._mask: Tensor | None = None
 
@@ -101,7 +101,7 @@ class SdpaPass:
             self._mask = mask.repeat(1, group, 1).unsqueeze(1)
         out = scaled_dot_product_attention(query, key, value, attn_mask=self._mask, scale=scale)
         out = out.view(num_rows, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(num_rows, num_queries, num_heads, head_dim)[self._is_query_BQ]
+        return out.reshape(num_rows * num_queries, num_heads, head_dim)[self._padded_index_N]
 
     def _attend_prompt(self, layer: int, query_NHD: Tensor, slot: int, prefix: int, scale: float) -> Tensor:
         length = query_NHD.shape[0]

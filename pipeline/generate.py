@@ -50,6 +50,8 @@ class GenerateRows:
                 requests[place] = make_request(row, self._options, has_chat_template=self._generator.has_chat_template)
             except RowError as error:
                 results[place] = self._refused(row, error)
+        if len(requests) < len(rows):
+            self._generator.count_refused(len(rows) - len(requests))
         keys = [(rows[place]["row_index"], rows[place]["sample"]) for place in requests]
         for place, result in zip(requests, self._generator.generate(list(requests.values()), keys), strict=True):
             results[place] = result

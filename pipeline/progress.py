@@ -86,7 +86,7 @@ def describe(state: dict, num_rows: int, now: float) -> str:
     seconds = now - state["ready_at"]
     if done and seconds > 0:
         rate = done / seconds
-        parts += [f"{rate:.2f} rows/s", f"{totals['tokens'] / seconds:.1f} tokens/s"]
+        parts += [f"{rate:.2f} rows/s", f"{totals.get('tokens', 0) / seconds:.1f} tokens/s"]
     if totals.get("cycles"):
         parts.append(f"tau {(totals['accepted'] + totals['cycles']) / totals['cycles']:.2f}")
     parts.append(f"{totals.get('errors', 0)} errors")

@@ -70,6 +70,9 @@ class Generator:
         self._id = ray.get_runtime_context().get_actor_id()  # survives a restart
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._gate = _Gate()
+        self._counts = threading.Lock()
+        self._totals: dict = {}
+        self._num_refused = 0
         refusal = self._ask("start")
         if refusal is not None:
             self._ask("fail", refusal)
@@ -104,7 +107,9 @@ class Generator:
             crowd = [key for key in keys if key not in suspects and key not in condemned]
             results = dict(zip(crowd, self._thread.generate([by_key[key] for key in crowd]), strict=True))
             self._ledger.end.remote(self._id, crowd)
-        results.update((key, _killed(by_key[key])) for key in condemned)
+        if condemned:
+            results.update((key, _killed(by_key[key])) for key in condemned)
+            self.count_refused(len(condemned))
         for key in suspects:
             with self._gate.exclusive():
                 self._ask("begin_alone", key)
@@ -122,8 +127,16 @@ class Generator:
                 time.sleep(_WATCH_S)
             self._thread.drop_waiting()
 
-    def _report(self, totals: dict) -> None:
-        self._ledger.progress.remote(self._id, totals)
+    def count_refused(self, count: int) -> None:
+        """Rows that ended as errors without coming to the engine: the progress counts them too."""
+        self._report(num_refused=count)
+
+    def _report(self, totals: dict | None = None, num_refused: int = 0) -> None:
+        with self._counts:
+            self._totals = self._totals if totals is None else totals
+            self._num_refused += num_refused
+            rows, errors = (self._totals.get(name, 0) + self._num_refused for name in ("rows", "errors"))
+            self._ledger.progress.remote(self._id, {**self._totals, "rows": rows, "errors": errors})
 
     def _die(self, error: Exception) -> None:
         with contextlib.suppress(ray.exceptions.RayError):  # the ledger may be gone with the job: then nobody is left to tell

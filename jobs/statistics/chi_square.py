@@ -121,7 +121,8 @@ def run_case(engine: Engine, laws: dict[tuple[int, float], tuple[Tensor, Tensor]
 
 def _requests(kinds: Sequence[tuple[int, float]], num_rows: int, seed: int) -> Iterator[Request]:
     params = {
-        temperature: SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed) for temperature in TEMPERATURES
+        temperature: SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed)
+        for temperature in TEMPERATURES
     }
     for row in range(num_rows):
         index, temperature = kinds[row % len(kinds)]

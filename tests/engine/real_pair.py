@@ -30,6 +30,5 @@ def load_real_pair(speculation: Speculation, **options) -> Engine:
 def real_requests(max_tokens: int, temperature: float = 1.0) -> list[Request]:
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     return [
-        Request(id=str(index), messages=[{"role": "user", "content": question}], params=params)
-        for index, question in enumerate(QUESTIONS)
+        Request(id=str(index), messages=[{"role": "user", "content": question}], params=params) for index, question in enumerate(QUESTIONS)
     ]

@@ -36,7 +36,10 @@ class _AuditedDraws(KeyedDraws):
         self._audit = audit
 
     def _take_down(self, active: Tensor, purpose: Tensor | int, *coordinates: Tensor) -> None:
-        columns = [self._row_key_B.view(-1, *[1] * (active.ndim - 1)), torch.as_tensor(int(purpose) if isinstance(purpose, int) else purpose)]
+        columns = [
+            self._row_key_B.view(-1, *[1] * (active.ndim - 1)),
+            torch.as_tensor(int(purpose) if isinstance(purpose, int) else purpose),
+        ]
         columns = [column.expand(active.shape)[active].tolist() for column in (*columns, *coordinates)]
         self._audit.names.update(zip(*columns, strict=True))
         self._audit.keys.update(self.key(active.ndim, purpose, *coordinates).expand(active.shape)[active].tolist())

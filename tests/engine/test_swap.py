@@ -4,6 +4,7 @@ each node the law of what verification emits is p, over the whole vocabulary."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -87,11 +88,11 @@ class _Drafts:
         return _Drafted(path_BE, of_sampled(pool.token_BP), of_sampled(kept_BP.long()).bool())
 
 
-def _survival_changes(drafts: _Drafts) -> tuple[int, int, int]:
+def _survival_changes(drafts: _Drafts, nodes: Sequence[int] = _SWAPPED_NODES) -> tuple[int, int, int]:
     """(nodes whose survival changed, tokens that changed, nodes redrawn)."""
     before = drafts.draft()
     changed = redrawn = compared = 0
-    for node in _SWAPPED_NODES:
+    for node in nodes:
         path_B = before.path_BE[:, node]
         after = drafts.draft(path_B)
         is_node_BE = after.path_BE == path_B.unsqueeze(-1)
@@ -112,9 +113,10 @@ def test_survival_does_not_depend_on_the_token(monkeypatch, m):
 
 
 def test_a_proxy_below_the_floor_is_seen(monkeypatch):
-    monkeypatch.setattr(candidates, "proxy", lambda q_BFM, m: 0.3 * q_BFM[..., m])
+    monkeypatch.setattr(candidates, "proxy", lambda q_BFM, m: 0.9 * q_BFM[..., m])
     monkeypatch.setattr(torch, "_assert_async", lambda *_: None)
-    changed, _, _ = _survival_changes(_Drafts(monkeypatch, 1))
+    # few draws stand at the edge of a tree, so more of them are tried
+    changed, _, _ = _survival_changes(_Drafts(monkeypatch, 1), range(0, 71, 2))
     assert changed > 0
 
 

@@ -129,6 +129,7 @@ class Clock(Tiny):
             }
         )
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft / "model.safetensors")
+        (target / "chat_template.jinja").unlink()
         _byte_level_tokenizer().save_pretrained(target)
         super().__init__(target_folder=target, draft_folder=draft)
 

@@ -74,7 +74,8 @@ def test_keys_do_not_collide():
 
 
 def test_row_keys_do_not_collide():
-    names = list(itertools.product(range(5), [str(i) for i in range(2000)] + ["1\x1f1", "", "\ud800"], range(5)))
+    numbers = (0, 1, 10, 11, 101)  # that run into one another when nothing separates them
+    names = list(itertools.product(numbers, [str(i) for i in range(2000)] + ["1\x1f1", "", "\ud800"], numbers))
     assert len({row_key(*name) for name in names}) == len(names)
     assert row_key(0, "1", 2) == row_key(0, "1", 2)
     assert row_key(0, "1\x1f2", 3) != row_key(0, "2", 31)

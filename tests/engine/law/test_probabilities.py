@@ -61,6 +61,7 @@ def test_top_k(top_k, kept):
 def test_top_k_ties_by_lower_id():
     assert law((0.2, 0.3, 0.2, 0.3), top_k=3) == normalised(0.2, 0.3, 0, 0.3)
     assert law((0.25, 0.25, 0.25, 0.25), top_k=2) == normalised(1, 1, 0, 0)
+    assert law((1e-3, 3e-3) * 500, top_k=3) == normalised(*[0, 1] * 3, *[0] * 994)  # so many that an unstable sort mixes them
 
 
 @pytest.mark.parametrize("top_p, kept", [(0.3, 1), (0.49, 1), (0.51, 2), (0.7, 2), (0.81, 3), (0.96, 4), (1.0, 4), (1e-6, 1)])
@@ -94,6 +95,13 @@ def test_eta_uses_delta_sqrt_eps():
     """About flat over 20: exp(-H) = .05, so at eps = .25 the floor is .5 * .05 = .025. With delta = 1 it would be .05."""
     assert law((0.0502, 0.0498) * 10, eta=0.25) == normalised(*(0.0502, 0.0498) * 10)
     assert law((0.98 / 19,) * 19 + (0.02,), eta=0.25) == normalised(*[1] * 19, 0)
+
+
+@pytest.mark.parametrize("num_tokens", range(2, 60))
+def test_eta_never_drops_all(num_tokens):
+    """On a flat law the floor at eps = 1 is the law itself, and rounding may put it above."""
+    filters = Filters(temperature_B=torch.ones(1), eta_B=torch.ones(1))
+    assert float(probabilities(torch.zeros(1, num_tokens), filters).sum()) == pytest.approx(1)
 
 
 def test_order_top_k_before_top_p():
