@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="of each set every n-th question")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("out/specbench"))
+    parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="passed to rheo run")
     args = parser.parse_args()
     questions = read_questions(args.folder, every=args.every)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ def main() -> None:
     questions_file.write_text("".join(json.dumps({"id": q.id, "prompt": q.prompt, "set": q.set}) + "\n" for q in questions))
     for seed in args.seeds:
         for method, overrides in METHODS.items():
-            _run_arm(questions_file, _arm_folder(args.out, method, seed), [*overrides, f"job.seed={seed}"])
+            _run_arm(questions_file, _arm_folder(args.out, method, seed), [*overrides, f"job.seed={seed}", *args.override])
     write_result("specbench", _figures(questions, args.seeds, args.out))
 
 
