@@ -61,12 +61,24 @@ class Policy(Protocol):
     def __call__(self, logits_BFV: Tensor, frontier: Frontier) -> Slots: ...
 
 
+#: how many more tokens `ranked` looks at, to see all that tie with the last one it keeps
+_TIE_MARGIN = 32
+
+
 def ranked(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """The `num_tokens` largest logits and their ids, ties by lower id (torch.topk promises no order)."""
-    value, token = logits.topk(num_tokens, dim=-1)
+    """The `num_tokens` largest logits and their ids, ties by lower id.
+
+    torch.topk promises no order, and takes any of the tokens that tie at its end, so it is asked for a few more. In bf16 ties are common.
+    """
+    num_looked_at = min(num_tokens + _TIE_MARGIN, logits.shape[-1])
+    value, token = logits.topk(num_looked_at, dim=-1)
     token, by_id = token.sort(-1)
     value, by_value = value.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
-    return value, token.gather(-1, by_value)
+    token = token.gather(-1, by_value)
+    last, end = value[..., num_tokens - 1], value[..., -1]
+    if num_looked_at < logits.shape[-1] and bool(((last == end) & (end > -torch.inf)).any()):
+        value, token = logits.sort(dim=-1, descending=True, stable=True)
+    return value[..., :num_tokens], token[..., :num_tokens]
 
 
 def log_value(q: Tensor) -> Tensor:

@@ -84,8 +84,9 @@ def probabilities(logits_BV: Tensor, filters: Filters) -> Tensor:
 
 
 def _keep(p_BV: Tensor, kept_BV: Tensor) -> Tensor:
-    p_BV = p_BV * kept_BV
-    return p_BV / p_BV.sum(-1, keepdim=True)
+    """p on what is kept, renormalised; rows that lose nothing stay as they are, to the last bit, whatever their neighbours ask for."""
+    rest_BV = p_BV * kept_BV
+    return torch.where(kept_BV.all(-1, keepdim=True), p_BV, rest_BV / rest_BV.sum(-1, keepdim=True))
 
 
 def _truncate_tail(p_BV: Tensor, top_k_B: Tensor | None, top_p_B: Tensor | None) -> Tensor:

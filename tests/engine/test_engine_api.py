@@ -283,9 +283,9 @@ def test_running_out_of_memory_is_the_engines_error(tiny, monkeypatch):
         engine.step()
 
 
-@pytest.mark.xfail(strict=True, reason="places behind a row's prefix keep NaN of the slot's last row, and 0 * NaN is NaN")
+@pytest.mark.xfail(strict=True, reason="a slot keeps NaN of its last row behind the new row's prefix, and 0 * NaN is NaN")
 def test_a_row_that_overflows_harms_no_other(tiny):
-    """As in fp16: token 23 makes infinite activations. The next row in its slot, beside a longer one, gets the tokens that it gets alone."""
+    """As in fp16: token 23 makes infinite activations. The next row in its slot, beside a longer one, gets its own tokens."""
     plain = params(6, logit_bias={23: -1000.0})
     bad = Request(id="bad", token_ids=[23] * 20, params=params(3))
     good = [Request(id="long", token_ids=[5, 6] * 15, params=plain), Request(id="good", token_ids=[5, 6], params=plain)]
