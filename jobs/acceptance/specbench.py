@@ -2,8 +2,8 @@
 
     python -m jobs.acceptance.specbench ../shared/data/specbench --every 3 --seeds 0 1 2
 
-Arms that a previous call finished are not run again, so it can be stopped at any time. The table, with intervals over prompts, is
-written to jobs/results/specbench.json.
+An arm is one method with one seed. What each question's cycles came to is written to jobs/results/specbench/ARM.json, and an arm that is
+there is not run again, so the job can be stopped at any time. The table, with intervals over prompts, goes to jobs/results/specbench.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from jobs.acceptance.intervals import gain, tau_table
 from jobs.acceptance.questions import Question, read_questions
-from jobs.evidence import write_result
+from jobs.evidence import RESULTS, write_result
 
 METHODS = {
     "topk": ["speculation.method=topk"],
@@ -31,6 +31,7 @@ METHODS = {
     "coupled": ["speculation.method=coupled"],
 }
 _JOB = Path(__file__).with_suffix(".yaml")
+_ARMS = RESULTS / "specbench"
 
 
 def main() -> None:
@@ -43,39 +44,49 @@ def main() -> None:
     args = parser.parse_args()
     questions = read_questions(args.folder, every=args.every)
     args.out.mkdir(parents=True, exist_ok=True)
+    _ARMS.mkdir(parents=True, exist_ok=True)
     questions_file = args.out / "questions.jsonl"
     questions_file.write_text("".join(json.dumps({"id": q.id, "prompt": q.prompt, "set": q.set}) + "\n" for q in questions))
+    arms = {}
     for seed in args.seeds:
         for method, overrides in METHODS.items():
-            _run_arm(questions_file, _arm_folder(args.out, method, seed), [*overrides, f"job.seed={seed}", *args.override])
-    write_result("specbench", _figures(questions, args.seeds, args.out))
+            name = f"{method.replace(' ', '-')}-seed{seed}"
+            command = [f"input.path={questions_file}", f"output.path={args.out / name}", *overrides, f"job.seed={seed}", *args.override]
+            arms[method, seed] = _arm(name, args.out / name, command, questions)
+    sums = {method: _sums_by_set(questions, [arms[method, seed] for seed in args.seeds]) for method in METHODS}
+    write_result(
+        "specbench",
+        {
+            "questions": len(questions),
+            "seeds": args.seeds,
+            "rows": len(questions) * len(args.seeds) * len(METHODS),
+            "tau": {method: tau_table(of_sets) for method, of_sets in sums.items()},
+            "over_topk": {method: gain(of_sets, sums["topk"]) for method, of_sets in sums.items() if method != "topk"},
+        },
+    )
 
 
-def _arm_folder(out: Path, method: str, seed: int) -> Path:
-    return out / f"{method.replace(' ', '-')}-seed{seed}"
+def _arm(name: str, folder: Path, overrides: Sequence[str], questions: Sequence[Question]) -> dict[str, list[int]]:
+    """[accepted tokens, cycles, output tokens] of each question, by id; from the arm's file, or by running it."""
+    path = _ARMS / f"{name}.json"
+    if path.exists():
+        figures = json.loads(path.read_text())
+        if set(figures) != {question.id for question in questions}:
+            raise SystemExit(f"{path} is of other questions; remove it to run the arm again")
+        return figures
+    if not _is_finished(folder):
+        command = ["rheo", "run", str(_JOB), *overrides]
+        print("$", " ".join(command), flush=True)
+        subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], check=True)
+    names = ("num_accepted_tokens", "num_cycles", "num_output_tokens")
+    figures = {id: [row[name] for name in names] for id, row in _read_rows(folder, questions).items()}
+    path.write_text(json.dumps(figures) + "\n")
+    return figures
 
 
-def _run_arm(questions_file: Path, folder: Path, overrides: Sequence[str]) -> None:
-    done = folder / "done"
-    if done.exists():
-        return
-    command = ["rheo", "run", str(_JOB), f"input.path={questions_file}", f"output.path={folder}", *overrides]
-    print("$", " ".join(command), flush=True)
-    subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], check=True)
-    done.touch()
-
-
-def _figures(questions: Sequence[Question], seeds: Sequence[int], out: Path) -> dict:
-    sums = {
-        method: _sums_by_set(questions, [_read_rows(_arm_folder(out, method, seed), questions) for seed in seeds]) for method in METHODS
-    }
-    return {
-        "questions": len(questions),
-        "seeds": list(seeds),
-        "rows": len(questions) * len(seeds) * len(METHODS),
-        "tau": {method: tau_table(of_sets) for method, of_sets in sums.items()},
-        "over_topk": {method: gain(of_sets, sums["topk"]) for method, of_sets in sums.items() if method != "topk"},
-    }
+def _is_finished(folder: Path) -> bool:
+    run = folder / "run.json"
+    return run.exists() and json.loads(run.read_text())["status"] == "finished"
 
 
 def _read_rows(folder: Path, questions: Sequence[Question]) -> dict[str, dict]:
@@ -99,12 +110,11 @@ def _read_rows(folder: Path, questions: Sequence[Question]) -> dict[str, dict]:
     return by_id
 
 
-def _sums_by_set(questions: Sequence[Question], arms: Sequence[dict[str, dict]]) -> dict[str, np.ndarray]:
+def _sums_by_set(questions: Sequence[Question], arms: Sequence[dict[str, list[int]]]) -> dict[str, np.ndarray]:
     """[prompts, 2] for each set: accepted tokens and cycles, summed over seeds."""
     sums = defaultdict(list)
     for question in questions:
-        rows = [arm[question.id] for arm in arms]
-        sums[question.set].append([sum(row[name] for row in rows) for name in ("num_accepted_tokens", "num_cycles")])
+        sums[question.set].append(np.sum([arm[question.id][:2] for arm in arms], 0))
     return {name: np.array(of_set) for name, of_set in sums.items()}
 
 

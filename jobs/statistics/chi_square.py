@@ -65,7 +65,7 @@ class CaseResult:
         return min(outcome.p_value for outcome in self.outcomes)
 
 
-def load_toy_engine(target: Path, draft: Path, speculation: Speculation, *, max_batch: int = 1024) -> Engine:
+def load_toy_engine(target: Path, draft: Path, speculation: Speculation, *, max_batch: int = 4096) -> Engine:
     """An engine over the toy pair on one CPU, in fp32, with many slots: its rows are tiny."""
     model = load_causal_lm(target, torch.float32, torch.device("cpu"))
     head = load_eagle3(

@@ -54,6 +54,15 @@ def test_full_trees_are_full(tiny, ragged_prompts):
         assert {cycle.drafted for result in results for cycle in result.cycles} == {drafted}, (method, options)
 
 
+def test_depth_is_the_pruned_trees_own(tiny, ragged_prompts, make_clock):
+    """Three drafted tokens may be one level, two or three, whatever the configured depth; a draft that is sure builds a path."""
+    results = run(tiny.engine("topk", tree_size=4, depth=3), ragged_prompts, PARAMS)
+    assert {cycle.depth for result in results for cycle in result.cycles} == {1, 2, 3}
+    clock = make_clock(list(range(3, 31)))
+    (result,) = run(clock.engine("topk", tree_size=4, depth=6), [[0]], SamplingParams(temperature=0.0, max_tokens=9))
+    assert [cycle.depth for cycle in result.cycles] == [3, 3]
+
+
 def test_every_accepted_token_of_a_chain_was_sampled(tiny, ragged_prompts):
     for result in run(tiny.engine("chain", tree_size=4, depth=3), ragged_prompts, PARAMS):
         for cycle in result.cycles:
