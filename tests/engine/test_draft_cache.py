@@ -75,6 +75,22 @@ def test_draft_logits_equal_the_dense_reading(tiny, num_cycles):
         assert off_by_one > 0.1, "features one layer further must be told apart"
 
 
+def test_a_row_that_moves_takes_its_draft_along(tiny):
+    """The rows at both ends of the slots end in turn, so that the others close the gap."""
+    engine = tiny.engine("rheo", max_batch=3)
+    for index, (prompt, max_tokens) in enumerate(zip([*PROMPTS, PROMPTS[0]], (40, 6, 40, 6), strict=True)):
+        engine.submit(Request(id=str(index), token_ids=prompt, params=SamplingParams(max_tokens=max_tokens, ignore_eos=True)))
+    first_slots: dict[str, int] = {}
+    while engine.num_queued or engine.num_running > 2:
+        engine.step()
+        first_slots = {row.request.id: row.slot for row in engine._running} | first_slots
+    engine.step()
+    rows = engine._running
+    assert [row.slot for row in rows] == [0, 1] and any(row.slot != first_slots[row.request.id] for row in rows)
+    for row, logits_V in zip(rows, root_logits(engine, rows), strict=True):
+        torch.testing.assert_close(logits_V, dense_logits(tiny, row.tokens), **CLOSE)
+
+
 def test_a_shallow_target_reads_one_layer_for_several_features(tmp_path):
     """Four layers: the features enter layers 2, 2 and 1, in this order."""
     target = tiny_llama(tmp_path / "target", vocab=24, layers=4)
