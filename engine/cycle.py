@@ -10,6 +10,8 @@ from torch import Tensor
 
 from engine.attention import BACKENDS
 from engine.drafting import Drafter
+from engine.errors import RowError
+from engine.kv_cache import KVCache, round_up
 from engine.law.draws import KeyedDraws
 from engine.law.tree import Tree, root_only
 from engine.law.verification import RULES, Rule, Verdict, match_target, verify
@@ -39,33 +41,36 @@ class Decoder:
         tokenizer: Decodes | None,
         make_draws: Callable[[Tensor], KeyedDraws] = KeyedDraws,
     ):
-        self._target, self._drafter, self._speculation = target, drafter, speculation
+        self._target, self.drafter, self._speculation = target, drafter, speculation
         self._tokenizer = tokenizer
         self._backend = BACKENDS[attention]
-        self._rule: Rule = match_target if speculation.method in COUPLED_DRAW_METHODS else RULES[speculation.verification.order]
+        self.rule: Rule = match_target if speculation.method in COUPLED_DRAW_METHODS else RULES[speculation.verification.order]
         self.make_draws = make_draws
         self.cache = target.new_cache()
 
     @property
     def bytes_per_token(self) -> int:
         """Of both caches."""
-        return self.cache.bytes_per_token + (self._drafter.cache.bytes_per_token if self._drafter else 0)
+        return sum(cache.bytes_per_token for cache in self._caches)
+
+    @property
+    def _caches(self) -> list[KVCache]:
+        return [self.cache, self.drafter.cache] if self.drafter else [self.cache]
 
     def capacity(self, row: Row) -> int:
-        """Places that a row needs at most: its tokens, and what a cycle puts behind them."""
-        drafted = max(self._speculation.tree_size, self._drafter.room) if self._drafter else 1
-        return row.num_prompt_tokens + row.max_tokens + drafted
+        """Places that a row takes at most: its tokens, and what a cycle puts behind them."""
+        drafted = max(self._speculation.tree_size, self.drafter.room) if self.drafter else 1
+        return round_up(row.num_prompt_tokens + row.max_tokens + drafted)
 
-    def reserve(self, num_slots: int, capacity: int) -> None:
-        self.cache.reserve(num_slots, capacity)
-        if self._drafter:
-            self._drafter.cache.reserve(num_slots, capacity)
+    def reserve(self, num_slots: int, capacity: int, max_places: int | None = None) -> None:
+        for cache in self._caches:
+            cache.reserve(num_slots, capacity, max_places)
 
     def move_row(self, row: Row, slot: int) -> None:
         """Bring a row to a free slot."""
         self.cache.copy_slot(row.slot, slot, row.num_cached)
-        if self._drafter:
-            self._drafter.cache.copy_slot(row.slot, slot, row.num_paired)
+        if self.drafter:
+            self.drafter.cache.copy_slot(row.slot, slot, row.num_paired)
         row.slot = slot
 
     @torch.inference_mode()
@@ -86,15 +91,15 @@ class Decoder:
         is_prefill_B1 = torch.tensor([bool(prompt) for prompt in prompts], device=device).unsqueeze(-1)
         index_BR = torch.where(is_prefill_B1, packed.last_B.unsqueeze(-1), packed.index_BQ[:, : tree.token_BR.shape[1]])
         laws = _VisitedLaws(self._target, tensors, tree, hidden_NH, index_BR, keep_logits=any(row.params.logprobs for row in rows))
-        verdict = verify(tree, laws, self._rule, tensors.draws, tensors.position_B)
+        verdict = verify(tree, laws, self.rule, tensors.draws, tensors.position_B)
         logprobs = laws.logprobs(verdict.token_BL) if laws.keep_logits else None
-        self._commit(rows, tree, verdict, logprobs, feature_NF, index_BR, packed.last_B)
+        self._commit(rows, tree, verdict, laws.is_finite_B, logprobs, feature_NF, index_BR, packed.last_B)
 
     def _draft(self, rows: Sequence[Row], tensors: RowTensors) -> Tree:
-        if self._drafter is None or all(row.pending_TF is None for row in rows):
+        if self.drafter is None or all(row.pending_TF is None for row in rows):
             return root_only(len(rows), self._target.device)
         size_B = torch.full((len(rows),), self._speculation.tree_size, device=self._target.device)
-        return self._drafter.draft(rows, tensors, size_B)
+        return self.drafter.draft(rows, tensors, size_B)
 
     def _as_padded(self, tree: Tree, rows: Sequence[Row]) -> Padded:
         token_BR = tree.token_BR.clone()
@@ -112,6 +117,7 @@ class Decoder:
         rows: Sequence[Row],
         tree: Tree,
         verdict: Verdict,
+        is_finite_B: Tensor,
         logprobs: list[list[float]] | None,
         feature_NF: Tensor,
         index_BR: Tensor,
@@ -134,6 +140,7 @@ class Decoder:
                         tree.sampled_BR.sum(-1),
                         index_BR[:, 0],
                         last_B,
+                        is_finite_B,
                     ],
                     1,
                 ),
@@ -146,7 +153,10 @@ class Decoder:
         feature_counts: list[int] = []
         for place, (row, fact) in enumerate(zip(rows, facts, strict=True)):
             tokens, nodes, was_sampled, indices = (fact[start * num_levels : (start + 1) * num_levels] for start in range(4))
-            num_accepted, size, depth, num_sampled, root_index, last_index = fact[4 * num_levels :]
+            num_accepted, size, depth, num_sampled, root_index, last_index, is_finite = fact[4 * num_levels :]
+            if not is_finite:
+                self._fail(row)
+                continue
             cut = cut_tokens(row, tokens[: num_accepted + 1], num_accepted, self._tokenizer)
             was_prefilled = row.is_prefilled
             if was_prefilled:
@@ -179,7 +189,7 @@ class Decoder:
             else:
                 row.num_cached = row.num_prompt_tokens
                 new_features = range(last_index - row.num_prompt_tokens + 1, last_index + 1)
-            if self._drafter is not None:
+            if self.drafter is not None:
                 feature_rows.append(row)
                 feature_index += new_features
                 feature_counts.append(len(new_features))
@@ -190,6 +200,13 @@ class Decoder:
             for row, feature_TF in zip(feature_rows, kept, strict=True):
                 row.pending_TF = feature_TF
 
+    def _fail(self, row: Row) -> None:
+        dtype = str(self._target.dtype).removeprefix("torch.")
+        row.finish_reason = "error"
+        row.error = RowError("not_finite", f"after {row.num_output_tokens} tokens the target's logits are not finite in {dtype}")
+        for cache in self._caches:
+            cache.clear_slot(row.slot)
+
 
 class _VisitedLaws:
     """The target's law at the nodes that verification visits: the output head runs there and nowhere else."""
@@ -198,6 +215,7 @@ class _VisitedLaws:
         self._target, self._tensors, self._tree = target, tensors, tree
         self._hidden_NH, self._index_BR = hidden_NH, index_BR
         self.keep_logits = keep_logits
+        self.is_finite_B = torch.ones(len(index_BR), dtype=torch.bool, device=index_BR.device)
         self._logits: list[Tensor] = []
         self._level = 0
         self._path_BV: Tensor | None = None
@@ -205,6 +223,7 @@ class _VisitedLaws:
     def __call__(self, node_B: Tensor, active_B: Tensor) -> Tensor:
         index_B = self._index_BR.gather(1, node_B.unsqueeze(-1)).squeeze(-1)
         logits_BV = self._target.logits(self._hidden_NH[index_B])
+        self.is_finite_B = self.is_finite_B & (logits_BV.amax(-1).isfinite() | ~active_B)
         if self.keep_logits:
             self._logits.append(logits_BV)
         if self._tensors.reads_path and self._level:

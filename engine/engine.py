@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from engine.attention import BACKENDS
 from engine.cycle import Decoder
 from engine.drafting import Drafter
-from engine.errors import EngineError, RowError, UserError, unknown_name
+from engine.errors import EngineError, RowError, UserError
 from engine.models.checkpoint import load_eagle3
 from engine.models.eagle3 import Eagle3Head
 from engine.models.loading import load_causal_lm, load_tokenizer
 from engine.models.source import resolve_draft, resolve_target
+from engine.options import check_limits, resolve_attention, resolve_device, resolve_dtype, resolve_max_batch
 from engine.params import Request, Result, Speculation
 from engine.prompting import prepare_row
 from engine.row import Row
@@ -26,7 +26,6 @@ from engine.stopping import final_text
 from engine.target import Target
 
 DEFAULT_TREE_SIZE, DEFAULT_DEPTH = 60, 8
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Engine:
@@ -71,18 +70,19 @@ class Engine:
         if drafts:
             drafter = Drafter(head, self.speculation, num_target_tokens=target.vocab_size, attention=attention)
         self.decoder = Decoder(target, drafter, self.speculation, attention=attention, tokenizer=tokenizer)
-        self._target, self._tokenizer = target, tokenizer
+        self._target, self.tokenizer = target, tokenizer
         self.max_batch = max_batch
         limit = target.config.max_position_embeddings
         self.max_model_len = limit if max_model_len is None else max_model_len
         if self.max_model_len > limit:
             raise UserError(f"model.max_model_len={max_model_len}; allowed: up to the model's {limit}")
-        self._max_cache_bytes = None if kv_cache_gib is None else int(kv_cache_gib * 2**30)
+        #: places (slots * capacity) of both caches at most
+        self._max_places = None if kv_cache_gib is None else int(kv_cache_gib * 2**30 / self.decoder.bytes_per_token)
         self._reproducible = reproducible
-        self._eos_ids = tuple(_eos_token_ids(target) if eos_token_ids is None else eos_token_ids)
+        self._eos_ids = target.eos_token_ids if eos_token_ids is None else tuple(eos_token_ids)
         self._seed = seed
         self._queue: deque[Row] = deque()
-        self._running: list[Row] = []
+        self.running: list[Row] = []
         self._refused: list[Result] = []
 
     @classmethod
@@ -108,9 +108,10 @@ class Engine:
         """
         speculation = speculation or Speculation()
         speculation.check()
-        torch_device = _resolve_device(device)
-        torch_dtype = _resolve_dtype(dtype, torch_device, reproducible)
-        attention = _resolve_attention(attention)
+        check_limits(max_batch=max_batch, max_model_len=max_model_len, kv_cache_gib=kv_cache_gib, seed=seed)
+        torch_device = resolve_device(device)
+        torch_dtype = resolve_dtype(dtype, torch_device, reproducible=reproducible)
+        attention = resolve_attention(attention)
         resolved = resolve_target(str(target), revision)
         draft_path = resolve_draft(str(draft), resolved.preset, speculation.method)
         if resolved.preset is not None:
@@ -135,7 +136,7 @@ class Engine:
             load_tokenizer(resolved.path),
             speculation=speculation,
             attention=attention,
-            max_batch=_resolve_max_batch(max_batch, torch_device),
+            max_batch=resolve_max_batch(max_batch, torch_device),
             max_model_len=max_model_len,
             kv_cache_gib=None if kv_cache_gib == "auto" else kv_cache_gib,
             reproducible=reproducible,
@@ -144,7 +145,7 @@ class Engine:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._tokenizer is not None and bool(self._tokenizer.chat_template)
+        return self.tokenizer is not None and bool(self.tokenizer.chat_template)
 
     @property
     def num_queued(self) -> int:
@@ -152,18 +153,18 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self.running)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue or self._running or self._refused)
+        return bool(self._queue or self.running or self._refused)
 
     def submit(self, request: Request) -> None:
         """Queue a request. A bad one comes back from `step` as a result with finish_reason "error"."""
         try:
             row = prepare_row(
                 request,
-                tokenizer=self._tokenizer,
+                tokenizer=self.tokenizer,
                 vocab_size=self._target.vocab_size,
                 max_model_len=self.max_model_len,
                 eos_ids=self._eos_ids,
@@ -182,20 +183,20 @@ class Engine:
         """
         results, self._refused = self._refused, []
         self._admit()
-        if not self._running:
+        if not self.running:
             return results
         try:
             if self._reproducible:
-                for row in self._running:
+                for row in self.running:
                     self.decoder.run([row])
             else:
-                self.decoder.run(self._running)
+                self.decoder.run(self.running)
         except torch.OutOfMemoryError as error:
-            raise EngineError(f"out of memory with {len(self._running)} rows; lower engine.max_batch ({error})") from error
+            raise EngineError(f"out of memory with {len(self.running)} rows; lower engine.max_batch ({error})") from error
         now = time.perf_counter()
-        finished = [row for row in self._running if row.finish_reason is not None]
-        self._running = [row for row in self._running if row.finish_reason is None]
-        return results + [row.result(final_text(row, self._tokenizer), now - row.started) for row in finished]
+        finished = [row for row in self.running if row.finish_reason is not None]
+        self.running = [row for row in self.running if row.finish_reason is None]
+        return results + [row.result(final_text(row, self.tokenizer), now - row.started) for row in finished]
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         """The results of all requests, in their order."""
@@ -212,62 +213,68 @@ class Engine:
         return results
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Result]:
-        """Results as rows end. Requests are taken up as slots need them, so the iterable may be longer than memory."""
+        """Results as rows end. Requests are taken up as slots need them, so the iterable may be longer than memory.
+
+        Where the caller stops listening, the rows that have not ended are dropped.
+        """
         seen: set[tuple[str, int]] = set()
         source = iter(_numbered(requests))
         exhausted = False
-        while not exhausted or self.has_work:
-            while not exhausted and len(self._queue) < self.max_batch:
-                request = next(source, None)
-                if request is None:
-                    exhausted = True
-                elif (request.id, request.sample) in seen:
-                    error = RowError("repeated_id", f"id {request.id!r} with sample {request.sample} came before")
-                    yield _error_result(request, error, self._seed)
-                else:
-                    seen.add((request.id, request.sample))
-                    self.submit(request)
-            yield from self.step()
+        try:
+            while not exhausted or self.has_work:
+                while not exhausted and len(self._queue) < self.max_batch:
+                    request = next(source, None)
+                    if request is None:
+                        exhausted = True
+                    elif (request.id, request.sample) in seen:
+                        error = RowError("repeated_id", f"id {request.id!r} with sample {request.sample} came before")
+                        yield _error_result(request, error, self._seed)
+                    else:
+                        seen.add((request.id, request.sample))
+                        self.submit(request)
+                yield from self.step()
+        finally:
+            self._queue.clear()
+            self.running.clear()
+            self._refused.clear()
 
     def _check_fits(self, row: Row) -> None:
-        if self._max_cache_bytes is None:
-            return
-        needed = self.decoder.capacity(row) * self.decoder.bytes_per_token
-        if needed > self._max_cache_bytes:
-            gib = self._max_cache_bytes / 2**30
-            raise RowError("out_of_memory", f"the row's cache needs {needed / 2**30:.2f} GiB; allowed: {gib:.2f} (engine.kv_cache_gib)")
+        needed = self.decoder.capacity(row)
+        if self._max_places is not None and needed > self._max_places:
+            needed, allowed = (places * self.decoder.bytes_per_token / 2**30 for places in (needed, self._max_places))
+            raise RowError("out_of_memory", f"the row's cache needs {needed:.3f} GiB; allowed: {allowed:.3f} (engine.kv_cache_gib)")
 
     def _admit(self) -> None:
-        """Fill free slots from the queue, then close the gaps: the running rows hold slots 0, 1, 2, ..."""
+        """Fill free slots from the queue, and close the gaps: the running rows hold slots 0, 1, 2, ..."""
         waiting: list[Row] = []
-        capacity = max((self.decoder.capacity(row) for row in self._running), default=0)
-        while self._queue and len(self._running) + len(waiting) < self.max_batch:
+        capacity = max((self.decoder.capacity(row) for row in self.running), default=0)
+        while self._queue and len(self.running) + len(waiting) < self.max_batch:
             wider = max(capacity, self.decoder.capacity(self._queue[0]))
-            num_slots = len(self._running) + len(waiting) + 1
-            fits = self._max_cache_bytes is None or wider * num_slots * self.decoder.bytes_per_token <= self._max_cache_bytes
-            if not fits and num_slots > 1:
+            if self._max_places is not None and wider * (len(self.running) + len(waiting) + 1) > self._max_places:
                 break
             capacity = wider
             waiting.append(self._queue.popleft())
-        num_slots = len(self._running) + len(waiting)
-        self.decoder.reserve(num_slots, capacity)
-        taken = {row.slot for row in self._running}
+        num_slots = len(self.running) + len(waiting)
+        taken = {row.slot for row in self.running}
         free = [slot for slot in range(num_slots) if slot not in taken]
-        for row in waiting:
-            row.slot = free.pop()
-        for row in sorted(self._running, key=lambda row: -row.slot):
+        for row in self.running:
             if row.slot >= num_slots:
                 self.decoder.move_row(row, free.pop())
-        self._running = sorted(self._running + waiting, key=lambda row: row.slot)
+        for row, slot in zip(waiting, free, strict=True):
+            row.slot = slot
+        self.decoder.reserve(num_slots, capacity, self._max_places)
+        self.running = sorted(self.running + waiting, key=lambda row: row.slot)
 
 
 def _numbered(requests: Iterable[Request]) -> Iterator[Request]:
+    """Requests whose ids are strings, as in the pipeline's rows; a missing id is the request's index."""
     for index, request in enumerate(requests):
-        yield dataclasses.replace(request, id=str(index)) if request.id is None else request
+        yield dataclasses.replace(request, id=str(index if request.id is None else request.id))
 
 
 def _error_result(request: Request, error: RowError, engine_seed: int) -> Result:
-    seed = request.params.seed if isinstance(getattr(request.params, "seed", None), int) else engine_seed
+    seed = getattr(request.params, "seed", None)
+    seed = seed if isinstance(seed, int) and abs(seed) < 2**63 else engine_seed  # the request may be bad in this very field
     return Result(
         id=request.id,
         sample=request.sample,
@@ -278,46 +285,3 @@ def _error_result(request: Request, error: RowError, engine_seed: int) -> Result
         error=error,
         seed=seed,
     )
-
-
-def _eos_token_ids(target: Target) -> tuple[int, ...]:
-    eos = target.config.eos_token_id
-    return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
-
-
-def _resolve_device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind = device.split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise UserError(unknown_name("model.device", device, ["auto", "cpu", "cuda"]))
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"model.device='{device}', but torch {torch.__version__} sees no GPU here; allowed: auto, cpu")
-    return torch.device(device)
-
-
-def _resolve_dtype(dtype: str, device: torch.device, reproducible: bool) -> torch.dtype:
-    if dtype == "auto":
-        if reproducible:
-            return torch.float32
-        fast_bfloat16 = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return torch.bfloat16 if fast_bfloat16 else torch.float32
-    if dtype not in _DTYPES:
-        raise UserError(unknown_name("model.dtype", dtype, ["auto", *_DTYPES]))
-    return _DTYPES[dtype]
-
-
-def _resolve_attention(attention: str) -> str:
-    if attention == "auto":
-        return "sdpa"
-    if attention not in BACKENDS:
-        raise UserError(f"{unknown_name('model.attention', attention, ['auto', *BACKENDS])}; flash and flex are not built yet")
-    return attention
-
-
-def _resolve_max_batch(max_batch: int | str, device: torch.device) -> int:
-    if max_batch == "auto":
-        return 16 if device.type == "cpu" else 64
-    if not isinstance(max_batch, int) or max_batch < 1:
-        raise UserError(f"engine.max_batch={max_batch!r}; allowed: auto, or an integer >= 1")
-    return max_batch

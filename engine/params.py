@@ -6,7 +6,7 @@ Field names are those of the configuration (`sampling:` and `speculation:`), so 
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -95,7 +95,8 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # by comparison: math.isfinite cannot take an integer beyond a float's range
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_list(value: Any, is_item) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from engine.errors import RowError
 from engine.params import Cycle, Request, Result, SamplingParams
 
 
@@ -39,6 +40,7 @@ class Row:
     seen_V: Tensor | None = None
     bias_V: Tensor | None = None
     finish_reason: str | None = None
+    error: RowError | None = None
 
     @property
     def is_prefilled(self) -> bool:
@@ -54,16 +56,18 @@ class Row:
 
     def result(self, text: str, latency_s: float) -> Result:
         assert self.finish_reason is not None, "only a finished row has a result"
+        failed = self.error is not None
         return Result(
             id=self.request.id,
             sample=self.request.sample,
             prompt=self.prompt,
-            token_ids=self.output,
-            text=text,
+            token_ids=None if failed else self.output,
+            text=None if failed else text,
             finish_reason=self.finish_reason,
+            error=self.error,
             num_prompt_tokens=self.num_prompt_tokens,
             seed=self.seed,
-            logprobs=self.logprobs if self.params.logprobs else None,
-            cycles=self.cycles,
+            logprobs=self.logprobs if self.params.logprobs and not failed else None,
+            cycles=None if failed else self.cycles,
             latency_s=latency_s,
         )

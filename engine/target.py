@@ -50,6 +50,13 @@ class Target:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Of config.json and generation_config.json: chat models name their end of turn in the second alone."""
+        found = [self.config.eos_token_id, self._model.generation_config.eos_token_id]
+        ids = [ids if isinstance(ids, list | tuple) else [ids] for ids in found if ids is not None]
+        return tuple(sorted({token for some in ids for token in some}))
+
     def new_cache(self) -> KVCache:
         config = self.config
         return KVCache(

@@ -65,7 +65,7 @@ def write_contexts(questions: Sequence[Question], max_batch: int) -> list[list[i
     requests = [Request(id=q.id, messages=[{"role": "user", "content": q.prompt}], params=params) for q in questions]
     contexts = []
     for result, length in zip(engine.generate(requests), lengths, strict=True):
-        prompt = engine._tokenizer(result.prompt, add_special_tokens=False)["input_ids"]
+        prompt = engine.tokenizer(result.prompt, add_special_tokens=False)["input_ids"]
         answer = result.token_ids[: min(int(length), len(result.token_ids) - 1)]
         contexts.append([*prompt, *(answer or result.token_ids)])
     return contexts
@@ -91,7 +91,7 @@ def _one_cycle(engine: Engine, ids: Sequence[str], contexts: Sequence[list[int]]
     for id, context in zip(ids, contexts, strict=True):
         engine.submit(Request(id=id, token_ids=context[:-1], params=params))
     engine.step()
-    rows = sorted(engine._running, key=lambda row: ids.index(row.request.id))
+    rows = sorted(engine.running, key=lambda row: ids.index(row.request.id))
     for row, context in zip(rows, contexts, strict=True):
         row.tokens[-1] = context[-1]  # in place of the token that the prefill drew
     saved = [(len(row.tokens), row.num_cached, row.num_paired, row.pending_TF) for row in rows]
@@ -104,7 +104,7 @@ def _one_cycle(engine: Engine, ids: Sequence[str], contexts: Sequence[list[int]]
         engine.step()
         for of_row, row in zip(accepted, rows, strict=True):
             of_row.append(row.cycles[-1].accepted)
-    engine._running.clear()
+    engine.running.clear()
     return accepted
 
 

@@ -63,7 +63,7 @@ def _gap(plain: Result, other: Result) -> float:
     """How far the two best of log p + noise lie apart where two texts part."""
     position = next(i for i, (a, b) in enumerate(zip(plain.token_ids, other.token_ids, strict=False)) if a != b)
     engine = Engine.load(_TARGET, dtype="float32", speculation=Speculation(method="off"))
-    prompt = engine._tokenizer(plain.prompt, add_special_tokens=False)["input_ids"]
+    prompt = engine.tokenizer(plain.prompt, add_special_tokens=False)["input_ids"]
     model = load_causal_lm(resolve_target(_TARGET).path, torch.float32, torch.device("cpu"))
     model.config._attn_implementation = "eager"
     log_p = model(torch.tensor([prompt + plain.token_ids[:position]])).logits[0, -1].log_softmax(-1)

@@ -24,7 +24,7 @@ def run_cycles(tiny: Tiny, num_cycles: int, method: str = "rheo") -> tuple[Engin
         engine.submit(Request(id=str(index), token_ids=prompt, params=params))
     for _ in range(1 + num_cycles):
         assert engine.step() == []
-    rows = engine._running
+    rows = engine.running
     assert len(rows) == len(PROMPTS) and all(len(row.cycles) == num_cycles for row in rows)
     return engine, rows
 
@@ -32,7 +32,7 @@ def run_cycles(tiny: Tiny, num_cycles: int, method: str = "rheo") -> tuple[Engin
 def root_logits(engine: Engine, rows: list[Row]) -> Tensor:
     """The draft's logits [B, U] for the next root of each row."""
     with torch.inference_mode():
-        return engine.decoder._drafter._read_pending(rows, rows[0].slot)[1]
+        return engine.decoder.drafter._read_pending(rows, rows[0].slot)[1]
 
 
 def dense_logits(tiny: Tiny, tokens: list[int], shift: int = 0) -> Tensor:
@@ -61,7 +61,7 @@ def test_draft_logits_equal_those_of_a_fresh_prefill(tiny, method):
         fresh = tiny.engine(method)
         fresh.submit(Request(id="x", token_ids=row.tokens[:-1], params=SamplingParams(max_tokens=2, ignore_eos=True)))
         fresh.step()
-        (fresh_row,) = fresh._running
+        (fresh_row,) = fresh.running
         fresh_row.tokens[-1] = row.tokens[-1]
         torch.testing.assert_close(logits_V, root_logits(fresh, [fresh_row])[0], **CLOSE)
 
@@ -83,9 +83,9 @@ def test_a_row_that_moves_takes_its_draft_along(tiny):
     first_slots: dict[str, int] = {}
     while engine.num_queued or engine.num_running > 2:
         engine.step()
-        first_slots = {row.request.id: row.slot for row in engine._running} | first_slots
+        first_slots = {row.request.id: row.slot for row in engine.running} | first_slots
     engine.step()
-    rows = engine._running
+    rows = engine.running
     assert [row.slot for row in rows] == [0, 1] and any(row.slot != first_slots[row.request.id] for row in rows)
     for row, logits_V in zip(rows, root_logits(engine, rows), strict=True):
         torch.testing.assert_close(logits_V, dense_logits(tiny, row.tokens), **CLOSE)

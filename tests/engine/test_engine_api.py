@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineError, Request, RowError, SamplingParams, Speculation, UserError, Verification
+from engine.kv_cache import round_up
 from tests.engine.tiny_engines import VOCAB, Tiny, run
 from tests.tiny_models import tiny_eagle3
 
@@ -36,8 +37,8 @@ def test_generate_keeps_the_order(tiny):
 
 def test_stream_yields_rows_as_they_end(tiny):
     engine = tiny.engine("off", max_batch=3)
-    results = engine.stream(request(str(n), n) for n in (30, 2, 6, 4))
-    assert [result.id for result in results] == ["2", "6", "4", "30"]  # 4 begins when 2 has ended
+    results = engine.stream(request(str(n), n) for n in (30, 2, 6, 5))
+    assert [result.id for result in results] == ["2", "6", "5", "30"]  # 5 begins when 2 has ended
     assert not engine.has_work
 
 
@@ -78,7 +79,7 @@ def test_prefill_shares_a_step_with_running_rows(tiny):
     engine.step()
     engine.submit(request("b", 20))
     engine.step()
-    a, b = sorted(engine._running, key=lambda row: row.request.id)
+    a, b = sorted(engine.running, key=lambda row: row.request.id)
     assert len(a.cycles) == 2 and a.cycles[-1].batch_size == 2
     assert b.num_output_tokens == 1 and b.cycles == []
 
@@ -107,7 +108,6 @@ def test_an_engine_can_be_used_again(tiny):
     assert first == again
 
 
-@pytest.mark.xfail(strict=True, reason="stream leaves its rows in the engine when its caller stops listening")
 def test_an_abandoned_stream_leaves_nothing_behind(tiny):
     engine = tiny.engine("rheo", max_batch=2)
     for _ in engine.stream([request("a", 2), request("b", 50), request("c", 50)]):
@@ -241,10 +241,9 @@ def test_a_row_that_can_never_fit(tiny, method):
     assert all(len(result.token_ids) == 20 for result in results if not result.error)
     if method == "off":
         sizes = {cycle.batch_size for result in results if result.cycles for cycle in result.cycles}
-        assert max(sizes) == 128 // (3 + 20 + 1), "as many rows as fit run together"
+        assert max(sizes) == 128 // round_up(3 + 20 + 1), "as many rows as fit run together"
 
 
-@pytest.mark.xfail(strict=True, reason="a slot stays as wide as the widest row that was ever there")
 def test_the_caches_stay_within_their_limit(tiny):
     """A long row, then many short ones: slots are not all as wide as the long one was."""
     num_places = 256
@@ -283,7 +282,6 @@ def test_running_out_of_memory_is_the_engines_error(tiny, monkeypatch):
         engine.step()
 
 
-@pytest.mark.xfail(strict=True, reason="a slot keeps NaN of its last row behind the new row's prefix, and 0 * NaN is NaN")
 def test_a_row_that_overflows_harms_no_other(tiny):
     """As in fp16: token 23 makes infinite activations. The next row in its slot, beside a longer one, gets its own tokens."""
     plain = params(6, logit_bias={23: -1000.0})
@@ -384,7 +382,6 @@ def test_a_draft_for_another_target_is_refused(tiny, tmp_path):
         Engine.load(tiny.target_folder, draft, dtype="float32")
 
 
-@pytest.mark.xfail(strict=True, reason="EOS is read from config.json alone, though generation_config.json may list more")
 def test_every_eos_of_the_generation_config_ends_a_row(tiny, tmp_path):
     """Chat models have several: Llama-3's end of turn is not always in config.json. transformers' generate stops at each."""
     folder = shutil.copytree(tiny.target_folder, tmp_path / "target")

@@ -59,7 +59,7 @@ class _Drafts:
             engine.submit(request)
         for _ in range(3):
             engine.step()
-        self._rows, self._drafter = engine._running, engine.decoder._drafter
+        self._rows, self._drafter = engine.running, engine.decoder.drafter
         self._state = [(row.num_paired, row.pending_TF) for row in self._rows]
         self._pools = []
         prune = drafting.prune
@@ -181,8 +181,8 @@ def _emission_law(tree: Tree, visit: Visit, row: int, order: str) -> Tensor:
 def test_each_node_emits_the_targets_law(order):
     engine = load_real_pair(Speculation(method="rheo", tree_size=60, depth=8, top_k=10, verification=Verification(order=order)))
     visits = []
-    rule = engine.decoder._rule
-    engine.decoder._rule = lambda tree, visit, draws: (visits.append((tree, visit)), rule(tree, visit, draws))[1]
+    rule = engine.decoder.rule
+    engine.decoder.rule = lambda tree, visit, draws: (visits.append((tree, visit)), rule(tree, visit, draws))[1]
     for request in real_requests(max_tokens=8):
         engine.submit(request)
     engine.step()
@@ -203,8 +203,8 @@ def test_each_node_emits_the_targets_law(order):
 def test_a_wrong_q_is_seen(monkeypatch):
     engine = load_real_pair(Speculation(method="rheo", tree_size=60, depth=8, top_k=10))
     visits = []
-    rule = engine.decoder._rule
-    engine.decoder._rule = lambda tree, visit, draws: (visits.append((tree, visit)), rule(tree, visit, draws))[1]
+    rule = engine.decoder.rule
+    engine.decoder.rule = lambda tree, visit, draws: (visits.append((tree, visit)), rule(tree, visit, draws))[1]
     engine.submit(real_requests(max_tokens=8)[0])
     engine.step()
     engine.step()

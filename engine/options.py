@@ -1,0 +1,62 @@
+"""What `Engine.load` is asked for, checked, and each "auto" resolved for this machine. All refusals are UserErrors."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention import BACKENDS
+from engine.errors import UserError, unknown_name
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_AUTO_MAX_BATCH = {"cpu": 16, "cuda": 64}
+
+
+def check_limits(*, max_batch: object, max_model_len: object, kv_cache_gib: object, seed: object) -> None:
+    """Raises UserError with the option, its value and what is allowed."""
+
+    def is_int(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    is_number = is_int(kv_cache_gib) or isinstance(kv_cache_gib, float)
+    for name, value, is_valid, allowed in (
+        ("engine.max_batch", max_batch, max_batch == "auto" or (is_int(max_batch) and max_batch >= 1), "auto, or an integer >= 1"),
+        ("model.max_model_len", max_model_len, max_model_len is None or (is_int(max_model_len) and max_model_len >= 2), "an integer >= 2"),
+        ("engine.kv_cache_gib", kv_cache_gib, kv_cache_gib == "auto" or (is_number and kv_cache_gib > 0), "auto, or a number > 0"),
+        ("job.seed", seed, is_int(seed) and abs(seed) < 2**63, "a 64-bit integer"),
+    ):
+        if not is_valid:
+            raise UserError(f"{name}={value!r}; allowed: {allowed}")
+
+
+def resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise UserError(unknown_name("model.device", device, ["auto", "cpu", "cuda", "cuda:N"]))
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"model.device='{device}', but torch {torch.__version__} sees no GPU here; allowed: auto, cpu")
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str, device: torch.device, *, reproducible: bool) -> torch.dtype:
+    if dtype == "auto":
+        if reproducible:
+            return torch.float32
+        fast_bfloat16 = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if fast_bfloat16 else torch.float32
+    if dtype not in _DTYPES:
+        raise UserError(unknown_name("model.dtype", dtype, ["auto", *_DTYPES]))
+    return _DTYPES[dtype]
+
+
+def resolve_attention(attention: str) -> str:
+    if attention == "auto":
+        return "sdpa"
+    if attention not in BACKENDS:
+        raise UserError(f"{unknown_name('model.attention', attention, ['auto', *BACKENDS])}; flash and flex are not built yet")
+    return attention
+
+
+def resolve_max_batch(max_batch: int | str, device: torch.device) -> int:
+    return _AUTO_MAX_BATCH[device.type] if max_batch == "auto" else max_batch
