@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -68,7 +68,8 @@ class Drafter:
             if row.pending_TF is not None:
                 row.num_paired += len(row.pending_TF)
                 row.pending_TF = None
-        expand = _Expand(self, rows, first_slot, feature_BH)
+        prefix_B = torch.tensor([row.num_paired for row in rows], device=logits_BV.device)
+        expand = _Expand(self._head, self._forward, first_slot=first_slot, prefix_B=prefix_B, feature_BH=feature_BH)
         pool = grow(logits_BV, expand, self._policy(tensors), depth=self.depth, width=self._width, active_B=has_draft_B)
         size_B = torch.where(has_draft_B, size_B, 1)
         return prune(pool, size_B, self._speculation.tree_size, self._head.d2t)
@@ -117,26 +118,27 @@ class Drafter:
 
 
 class _Expand:
-    """One draft forward a level: the nodes of a beam, each seeing the committed pairs, its ancestors and itself."""
+    """One draft forward a level: the nodes of a beam, each seeing the committed pairs, its ancestors and itself.
 
-    def __init__(self, drafter: Drafter, rows: Sequence[Row], first_slot: int, feature_BH: Tensor):
-        self._drafter, self._first_slot = drafter, first_slot
-        self._prefix_B = torch.tensor([row.num_paired for row in rows], device=feature_BH.device)
+    Args:
+        forward: (token_N, feature_NH, position_N, new tokens) -> g [N, H].
+        prefix_B: committed pairs of each row. feature_BH: g of each root.
+    """
+
+    def __init__(self, head: Eagle3Head, forward: Callable[..., Tensor], *, first_slot: int, prefix_B: Tensor, feature_BH: Tensor):
+        self._head, self._forward = head, forward
+        self._first_slot, self._prefix_B = first_slot, prefix_B
         self._feature_BFH = feature_BH.unsqueeze(1)
-        self._visible_BFW: Tensor | None = None
+        self._visible_BFW = torch.zeros(len(prefix_B), 1, 0, dtype=torch.bool, device=prefix_B.device)
         self._level = 0
 
     def __call__(self, token_BF: Tensor, parent_BF: Tensor) -> Tensor:
-        drafter, head = self._drafter, self._drafter._head
         num_rows, width = token_BF.shape
         device = token_BF.device
+        offset = self._visible_BFW.shape[2]
+        ancestors_BFW = self._visible_BFW.gather(1, parent_BF.unsqueeze(-1).expand(-1, -1, offset))
         self_BFF = torch.eye(width, dtype=torch.bool, device=device).expand(num_rows, -1, -1)
-        if self._visible_BFW is None:
-            self._visible_BFW, offset = self_BFF, 0
-        else:
-            offset = self._visible_BFW.shape[2]
-            ancestors_BFW = self._visible_BFW.gather(1, parent_BF.unsqueeze(-1).expand(-1, -1, offset))
-            self._visible_BFW = torch.cat([ancestors_BFW, self_BFF], 2)
+        self._visible_BFW = torch.cat([ancestors_BFW, self_BFF], 2)
         feature_BFH = self._feature_BFH.gather(1, parent_BF.unsqueeze(-1).expand(-1, -1, self._feature_BFH.shape[-1]))
         new = NewTokens(
             first_slot=self._first_slot,
@@ -149,6 +151,6 @@ class _Expand:
         # all nodes of a level stand at the same position, one behind the level before
         position_BF = (self._prefix_B + self._level).unsqueeze(-1).expand(-1, width)
         self._level += 1
-        g_NH = drafter._forward(head.d2t[token_BF].flatten(), feature_BFH.flatten(0, 1), position_BF.flatten(), new)
+        g_NH = self._forward(self._head.d2t[token_BF].flatten(), feature_BFH.flatten(0, 1), position_BF.flatten(), new)
         self._feature_BFH = g_NH.view(num_rows, width, -1)
-        return head.logits(g_NH).float().view(num_rows, width, -1)
+        return self._head.logits(g_NH).float().view(num_rows, width, -1)
