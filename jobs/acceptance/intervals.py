@@ -22,7 +22,7 @@ def pooled_tau(sums: np.ndarray) -> float:
 def tau_table(sums: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, dict]:
     """tau of each set, pooled over its cycles, and of their mean, each with a 95% interval over prompts."""
     draws = _resampled(sums, seed)
-    table = {name: {"tau": round(pooled_tau(of_set), 3), "interval": _percentiles(draws[name])} for name, of_set in sums.items()}
+    table = {name: {"tau": round(float(pooled_tau(of_set)), 3), "interval": _percentiles(draws[name])} for name, of_set in sums.items()}
     mean = np.mean([pooled_tau(of_set) for of_set in sums.values()])
     table["mean"] = {"tau": round(float(mean), 3), "interval": _percentiles(np.mean(list(draws.values()), 0))}
     return table
