@@ -77,7 +77,7 @@ class Decoder:
     def run(self, rows: Sequence[Row]) -> None:
         """Advance each row by one cycle, or by its prefill; rows[i] holds slot rows[0].slot + i. Sets finish_reason where a row ends."""
         device = self._target.device
-        tensors = RowTensors(rows, device, self.make_draws)
+        tensors = RowTensors(rows, self._target.vocab_size, device, self.make_draws)
         tree = self._draft(rows, tensors)
 
         prompts = [() if row.is_prefilled else row.tokens for row in rows]
@@ -155,7 +155,7 @@ class Decoder:
             tokens, nodes, was_sampled, indices = (fact[start * num_levels : (start + 1) * num_levels] for start in range(4))
             num_accepted, size, depth, num_sampled, root_index, last_index, is_finite = fact[4 * num_levels :]
             if not is_finite:
-                self._fail(row)
+                self._drop_cycle(row, is_plain=size == 1)
                 continue
             cut = cut_tokens(row, tokens[: num_accepted + 1], num_accepted, self._tokenizer)
             was_prefilled = row.is_prefilled
@@ -200,7 +200,12 @@ class Decoder:
             for row, feature_TF in zip(feature_rows, kept, strict=True):
                 row.pending_TF = feature_TF
 
-    def _fail(self, row: Row) -> None:
+    def _drop_cycle(self, row: Row, *, is_plain: bool) -> None:
+        """After logits that are not finite. A drafted token may have caused it, so the row takes a plain step next; after one it fails."""
+        if not is_plain:
+            self.cache.clear_slot(row.slot, row.num_cached)
+            self.drafter.cache.clear_slot(row.slot, row.num_paired)
+            return
         dtype = str(self._target.dtype).removeprefix("torch.")
         row.finish_reason = "error"
         row.error = RowError("not_finite", f"after {row.num_output_tokens} tokens the target's logits are not finite in {dtype}")
@@ -222,7 +227,10 @@ class _VisitedLaws:
 
     def __call__(self, node_B: Tensor, active_B: Tensor) -> Tensor:
         index_B = self._index_BR.gather(1, node_B.unsqueeze(-1)).squeeze(-1)
-        logits_BV = self._target.logits(self._hidden_NH[index_B])
+        active_A = active_B.nonzero().squeeze(-1)
+        logits_AV = self._target.logits(self._hidden_NH[index_B[active_A]])
+        # rows whose walk has ended get a law that nobody reads
+        logits_BV = logits_AV.new_zeros(len(index_B), logits_AV.shape[-1]).index_copy_(0, active_A, logits_AV)
         self.is_finite_B = self.is_finite_B & (logits_BV.amax(-1).isfinite() | ~active_B)
         if self.keep_logits:
             self._logits.append(logits_BV)

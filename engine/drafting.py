@@ -54,7 +54,7 @@ class Drafter:
     @property
     def room(self) -> int:
         """Places behind the committed pairs that growth writes to."""
-        return self.depth * self._width
+        return (self.depth - 1) * self._width
 
     def draft(self, rows: Sequence[Row], tensors: RowTensors, size_B: Tensor) -> Tree:
         """Trees of `size_B` nodes at most; rows without pending features get a root alone, whatever their size.

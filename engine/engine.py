@@ -18,7 +18,7 @@ from engine.models.checkpoint import load_eagle3
 from engine.models.eagle3 import Eagle3Head
 from engine.models.loading import load_causal_lm, load_tokenizer
 from engine.models.source import resolve_draft, resolve_target
-from engine.options import check_limits, resolve_attention, resolve_device, resolve_dtype, resolve_max_batch
+from engine.options import check_limits, resolve_attention, resolve_device, resolve_dtype, resolve_kv_cache_gib, resolve_max_batch
 from engine.params import Request, Result, Speculation
 from engine.prompting import prepare_row
 from engine.row import Row
@@ -26,6 +26,7 @@ from engine.stopping import final_text
 from engine.target import Target
 
 DEFAULT_TREE_SIZE, DEFAULT_DEPTH = 60, 8
+_MAX_PREFILL_TOKENS = 8192  # of one pass, unless a single prompt has more: activations grow with them
 
 
 class Engine:
@@ -35,7 +36,8 @@ class Engine:
         target, head: the models, on one device; `head` None without speculation.
         tokenizer: None allows requests by token_ids only, whose results have no text.
         speculation: tree_size and depth None become 60 and 8.
-        max_batch: slots. kv_cache_gib: bound on both caches; a row waits while it does not fit.
+        max_batch: slots. kv_cache_gib: bound on both caches, apart from the moment in which they are resized; a row waits while it does
+            not fit.
         reproducible: run each row's cycle alone, so that its bits do not depend on its neighbours; fp32 only, slower.
     """
 
@@ -84,6 +86,7 @@ class Engine:
         self._queue: deque[Row] = deque()
         self.running: list[Row] = []
         self._refused: list[Result] = []
+        self._num_submitted = 0
 
     @classmethod
     def load(
@@ -138,10 +141,18 @@ class Engine:
             attention=attention,
             max_batch=resolve_max_batch(max_batch, torch_device),
             max_model_len=max_model_len,
-            kv_cache_gib=None if kv_cache_gib == "auto" else kv_cache_gib,
+            kv_cache_gib=resolve_kv_cache_gib(kv_cache_gib, torch_device),
             reproducible=reproducible,
             seed=seed,
         )
+
+    @property
+    def dtype(self) -> str:
+        return str(self._target.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        return str(self._target.device)
 
     @property
     def has_chat_template(self) -> bool:
@@ -160,7 +171,12 @@ class Engine:
         return bool(self._queue or self.running or self._refused)
 
     def submit(self, request: Request) -> None:
-        """Queue a request. A bad one comes back from `step` as a result with finish_reason "error"."""
+        """Queue a request. A bad one comes back from `step` as a result with finish_reason "error".
+
+        A request without an id gets the number of requests submitted before it. That ids do not repeat is for the caller to see to.
+        """
+        request = dataclasses.replace(request, id=str(self._num_submitted if request.id is None else request.id))
+        self._num_submitted += 1
         try:
             row = prepare_row(
                 request,
@@ -203,10 +219,10 @@ class Engine:
         place = {}
         numbered = list(_numbered(requests))
         for index, request in enumerate(numbered):
-            place.setdefault((request.id, request.sample), []).append(index)
+            place.setdefault(_key(request), []).append(index)
         results: list[Result | None] = [None] * len(numbered)
         for result in self.stream(numbered):
-            indices = place[result.id, result.sample]
+            indices = place[_key(result)]
             # of a repeated key the first is generated, and the later ones come back as errors
             is_repeat = result.error is not None and result.error.type == "repeated_id"
             results[indices.pop() if is_repeat else indices.pop(0)] = result
@@ -217,20 +233,20 @@ class Engine:
 
         Where the caller stops listening, the rows that have not ended are dropped.
         """
-        seen: set[tuple[str, int]] = set()
+        seen: set[tuple[str, str]] = set()
         source = iter(_numbered(requests))
         exhausted = False
         try:
             while not exhausted or self.has_work:
-                while not exhausted and len(self._queue) < self.max_batch:
+                while not exhausted and len(self._queue) + len(self._refused) < self.max_batch:
                     request = next(source, None)
                     if request is None:
                         exhausted = True
-                    elif (request.id, request.sample) in seen:
+                    elif _key(request) in seen:
                         error = RowError("repeated_id", f"id {request.id!r} with sample {request.sample} came before")
                         yield _error_result(request, error, self._seed)
                     else:
-                        seen.add((request.id, request.sample))
+                        seen.add(_key(request))
                         self.submit(request)
                 yield from self.step()
         finally:
@@ -247,10 +263,14 @@ class Engine:
     def _admit(self) -> None:
         """Fill free slots from the queue, and close the gaps: the running rows hold slots 0, 1, 2, ..."""
         waiting: list[Row] = []
+        num_prefill_tokens = 0
         capacity = max((self.decoder.capacity(row) for row in self.running), default=0)
         while self._queue and len(self.running) + len(waiting) < self.max_batch:
             wider = max(capacity, self.decoder.capacity(self._queue[0]))
             if self._max_places is not None and wider * (len(self.running) + len(waiting) + 1) > self._max_places:
+                break
+            num_prefill_tokens += self._queue[0].num_prompt_tokens
+            if waiting and num_prefill_tokens > _MAX_PREFILL_TOKENS:
                 break
             capacity = wider
             waiting.append(self._queue.popleft())
@@ -270,6 +290,11 @@ def _numbered(requests: Iterable[Request]) -> Iterator[Request]:
     """Requests whose ids are strings, as in the pipeline's rows; a missing id is the request's index."""
     for index, request in enumerate(requests):
         yield dataclasses.replace(request, id=str(index if request.id is None else request.id))
+
+
+def _key(item: Request | Result) -> tuple[str, str]:
+    """(id, sample), hashable whatever a bad request has in their place."""
+    return item.id, repr(item.sample)
 
 
 def _error_result(request: Request, error: RowError, engine_seed: int) -> Result:

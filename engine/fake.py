@@ -55,6 +55,8 @@ class FakeEngine:
     """The interface of `engine.Engine` over a table of words."""
 
     has_chat_template = True
+    dtype = "none"
+    device = "cpu"
 
     def __init__(self, *, speculation: Speculation, max_batch: int, max_model_len: int, seed: int):
         self.speculation = speculation

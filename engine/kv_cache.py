@@ -1,7 +1,7 @@
 """Keys and values of the running rows: one slot a row, tokens in order, rejected drafts overwritten by the next write.
 
-A slot holds a committed prefix, then whatever the running forward pass put behind it. Nothing is cleared: what lies behind the prefix is
-never attended, because every mask is made from the prefix's length.
+A slot holds a committed prefix, then whatever the running forward pass put behind it. What lies behind the prefix is never attended,
+because every mask is made from the prefix's length; it is cleared only where it is not finite.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KVCache:
         for stored in (self.key, self.value):
             stored[:, target, :, :num_tokens] = stored[:, source, :, :num_tokens]
 
-    def clear_slot(self, slot: int) -> None:
-        """Needed after a row whose keys or values were not finite: a mask hides numbers, but 0 * NaN is NaN."""
+    def clear_slot(self, slot: int, start: int = 0) -> None:
+        """Needed from where keys or values were not finite: a mask hides numbers, but 0 * NaN is NaN."""
         for stored in (self.key, self.value):
-            stored[:, slot] = 0
+            stored[:, slot, :, start:] = 0

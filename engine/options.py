@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from engine.attention import BACKENDS
@@ -36,6 +38,8 @@ def resolve_device(device: str) -> torch.device:
         raise UserError(unknown_name("model.device", device, ["auto", "cpu", "cuda", "cuda:N"]))
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"model.device='{device}', but torch {torch.__version__} sees no GPU here; allowed: auto, cpu")
+    if index and kind == "cuda" and int(index) >= torch.cuda.device_count():
+        raise UserError(f"model.device='{device}'; allowed: cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     return torch.device(device)
 
 
@@ -43,8 +47,8 @@ def resolve_dtype(dtype: str, device: torch.device, *, reproducible: bool) -> to
     if dtype == "auto":
         if reproducible:
             return torch.float32
-        fast_bfloat16 = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return torch.bfloat16 if fast_bfloat16 else torch.float32
+        has_bfloat16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if device.type == "cuda" or has_bfloat16 else torch.float32
     if dtype not in _DTYPES:
         raise UserError(unknown_name("model.dtype", dtype, ["auto", *_DTYPES]))
     return _DTYPES[dtype]
@@ -56,6 +60,17 @@ def resolve_attention(attention: str) -> str:
     if attention not in BACKENDS:
         raise UserError(f"{unknown_name('model.attention', attention, ['auto', *BACKENDS])}; flash and flex are not built yet")
     return attention
+
+
+def resolve_kv_cache_gib(kv_cache_gib: float | str, device: torch.device) -> float:
+    """Half of the memory that is free once the models are loaded: a cache that is resized stands there twice for a moment."""
+    if kv_cache_gib != "auto":
+        return kv_cache_gib
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free / 2 / 2**30
 
 
 def resolve_max_batch(max_batch: int | str, device: torch.device) -> int:

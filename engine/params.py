@@ -22,7 +22,7 @@ COUPLED_DRAW_METHODS = ("coupled", "topk", "off")
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one row is sampled. Filters act on the target's law p only, in the order of the fields below (LAW.md 2.3).
+    """How one row is sampled. Filters act on the target's law p only, in this order (LAW.md 2.3):
 
     logit_bias: added to the logits, by token id.
     repetition_penalty: positive logits of tokens seen in the prompt, the output or the node's path are divided by it, negative ones

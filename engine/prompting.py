@@ -32,6 +32,11 @@ def prepare_row(
     if not isinstance(params, SamplingParams):
         raise RowError("bad_params", f"params is a {type(params).__name__}; allowed: SamplingParams")
     params.check(vocab_size)
+    if type(request.sample) is not int:
+        raise RowError("bad_request", f"sample={request.sample!r}; allowed: an integer")
+    stop_ids = frozenset([*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)])
+    if params.min_tokens and len(stop_ids) >= vocab_size:
+        raise RowError("bad_params", f"min_tokens={params.min_tokens}, but every token is a stop id; allowed: at least one that is not")
     prompt, token_ids = _prompt_tokens(request, tokenizer, vocab_size)
     if not token_ids:
         raise RowError("empty_prompt", "the prompt has no tokens")
@@ -47,7 +52,7 @@ def prepare_row(
         tokens=list(token_ids),
         num_prompt_tokens=len(token_ids),
         max_tokens=min(params.max_tokens, max_model_len - len(token_ids)),
-        stop_ids=frozenset([*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)]),
+        stop_ids=stop_ids,
         started=time.perf_counter(),
     )
 

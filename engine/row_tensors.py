@@ -25,7 +25,7 @@ class RowTensors:
     position_B: the output position that the next token fills.
     """
 
-    def __init__(self, rows: Sequence[Row], device: torch.device, make_draws: Callable[[Tensor], KeyedDraws]):
+    def __init__(self, rows: Sequence[Row], vocab_size: int, device: torch.device, make_draws: Callable[[Tensor], KeyedDraws]):
         self._rows, self._device = rows, device
         self.cycle_B = self._column([row.num_cycles for row in rows])
         self.position_B = self._column([row.num_output_tokens for row in rows])
@@ -34,6 +34,8 @@ class RowTensors:
         used = {name: self._used(name, off) for name, off in _FILTERS.items()}
         self._filters = Filters(temperature_B=self.temperature_B, **{f"{name}_B": values for name, values in used.items()})
         self._repetition_penalty_B = self._used("repetition_penalty", 1.0)
+        self._min_tokens_B = self._column([min(row.params.min_tokens, _LARGEST_INT) for row in rows])
+        self._seen_BV, self._bias_BV, self._stop_BV = self._seen(vocab_size), self._bias(vocab_size), self._stop(vocab_size)
 
     def _column(self, values: list, dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)
@@ -50,16 +52,15 @@ class RowTensors:
 
     def law(self, logits_BV: Tensor, position_B: Tensor, path_BV: Tensor | None) -> Tensor:
         """p [B, V] at one node of each row. path_BV: tokens on the path from the root to the node, the node included (None: the root)."""
-        seen_BV = None
-        if self._repetition_penalty_B is not None:
-            seen_BV = self._seen(logits_BV.shape[-1])
-            seen_BV = seen_BV if path_BV is None else seen_BV | path_BV
+        seen_BV, early_B = self._seen_BV, position_B < self._min_tokens_B
+        if seen_BV is not None and path_BV is not None:
+            seen_BV = seen_BV | path_BV
         logits_BV = process_logits(
             logits_BV,
-            bias_BV=self._bias(logits_BV.shape[-1]),
+            bias_BV=self._bias_BV,
             repetition_penalty_B=self._repetition_penalty_B,
             seen_BV=seen_BV,
-            banned_BV=self._banned(logits_BV.shape[-1], position_B),
+            banned_BV=None if self._stop_BV is None else self._stop_BV & early_B.unsqueeze(-1),
         )
         return probabilities(logits_BV, self._filters)
 
@@ -67,7 +68,10 @@ class RowTensors:
     def reads_path(self) -> bool:
         return self._repetition_penalty_B is not None
 
-    def _seen(self, vocab_size: int) -> Tensor:
+    def _seen(self, vocab_size: int) -> Tensor | None:
+        """Tokens of the prompt and the output, where the repetition penalty reads them."""
+        if self._repetition_penalty_B is None:
+            return None
         none_V = torch.zeros(vocab_size, dtype=torch.bool, device=self._device)
         for row in self._rows:
             if row.params.repetition_penalty != 1.0 and row.seen_V is None:
@@ -85,12 +89,11 @@ class RowTensors:
                 row.bias_V[self._column(list(row.params.logit_bias))] = self._floats(row.params.logit_bias.values())
         return torch.stack([none_V if row.bias_V is None else row.bias_V for row in self._rows])
 
-    def _banned(self, vocab_size: int, position_B: Tensor) -> Tensor | None:
-        """Stop ids and EOS, at positions before min_tokens."""
+    def _stop(self, vocab_size: int) -> Tensor | None:
+        """Stop ids and EOS, where a row has not come to its min_tokens yet."""
         if not any(row.num_output_tokens < row.params.min_tokens for row in self._rows):
             return None
         stop_BV = torch.zeros(len(self._rows), vocab_size, dtype=torch.bool, device=self._device)
         for index, row in enumerate(self._rows):
             stop_BV[index, self._column(list(row.stop_ids))] = True
-        early_B = position_B < self._column([min(row.params.min_tokens, row.max_tokens) for row in self._rows])
-        return stop_BV & early_B.unsqueeze(-1)
+        return stop_BV

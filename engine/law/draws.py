@@ -84,7 +84,11 @@ class KeyedDraws:
 
     def noise(self, position_B: Tensor, num_tokens: int) -> Tensor:
         key_B1 = self.key(1, Purpose.NOISE, position_B).unsqueeze(1)
-        return gumbel(fold(key_B1, torch.arange(num_tokens, device=key_B1.device)))
+        token_V = torch.arange(num_tokens, device=key_B1.device)
+        if key_B1.device.type == "cpu":
+            # a row's integers stay in the processor's cache, which is twice as fast as all rows at once
+            return torch.cat([gumbel(fold(key_11, token_V)) for key_11 in key_B1.split(1)])
+        return gumbel(fold(key_B1, token_V))
 
     def token(self, p_BV: Tensor, active_B: Tensor, position_B: Tensor) -> Tensor:
         return smallest_argmax(p_BV.log() + self.noise(position_B, p_BV.shape[-1]))

@@ -17,11 +17,11 @@ from engine.law.draws import smallest_argmax
 def softmax_at(logits: Tensor, temperature: Tensor) -> Tensor:
     """softmax(logits / T) over the last dimension; T = 0 is a point mass on the largest logit (the lowest id on a tie).
 
-    `temperature` broadcasts to `logits` without its last dimension. A row of -inf alone gives a row of zeros.
+    `temperature` broadcasts to `logits` without its last dimension. A row of -inf alone, or with +inf or NaN, gives a row of zeros.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = logits.amax(-1, keepdim=True)
-    some = largest > -torch.inf
+    some = largest.isfinite()
     temperature = temperature.to(logits.dtype).unsqueeze(-1)
     # the largest logit becomes 0 before the division, so a temperature near 0 cannot overflow
     scaled = (logits - torch.where(some, largest, 0)) / torch.where(temperature > 0, temperature, 1)
@@ -36,7 +36,7 @@ def softmax_at(logits: Tensor, temperature: Tensor) -> Tensor:
 class Filters:
     """Per-row sampling parameters of a batch; a filter that no row uses is None and costs nothing.
 
-    temperature_B, top_k_B (0: off), top_p_B (1: off), min_p_B (0: off), eta_B (0: off), repetition_penalty_B (1: off).
+    temperature_B, top_k_B (0: off), top_p_B (1: off), min_p_B (0: off), eta_B (0: off).
     """
 
     temperature_B: Tensor
@@ -44,7 +44,6 @@ class Filters:
     top_p_B: Tensor | None = None
     min_p_B: Tensor | None = None
     eta_B: Tensor | None = None
-    repetition_penalty_B: Tensor | None = None
 
 
 def process_logits(

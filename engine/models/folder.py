@@ -11,6 +11,7 @@ from engine.errors import UserError
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TARGET_ARCHITECTURES = ("LlamaForCausalLM",)
+TARGET_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 TARGET_SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")  # what a draft must fit; absent ones would become Llama-7B's
 
 
@@ -47,6 +48,11 @@ def check_target_config(config: dict[str, Any], folder: Path) -> None:
     for field in TARGET_SIZES:
         if not isinstance(config.get(field), int):
             raise UserError(f"'{folder}': config.json has {field}={config.get(field)!r}; allowed: an integer")
+    # the others change their frequencies with the longest sequence of a pass: a row's law would depend on its neighbours
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in TARGET_ROPE_TYPES:
+        raise UserError(f"'{folder}': config.json has rope type '{rope_type}'; allowed: {', '.join(TARGET_ROPE_TYPES)}")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise UserError(f"'{folder}': config.json has quantization_config ({method}); allowed: unquantised weights")

@@ -29,7 +29,7 @@ _TREE = {"tree_size": 60, "depth": 8, "top_k": 10}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with alpaca.jsonl, gsm8k.jsonl, ...")
-    parser.add_argument("--per-set", type=int, default=8)
+    parser.add_argument("--per-set", type=int, default=8, choices=[n for n in range(1, 81) if 80 % n == 0])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--max-batch", type=int, default=16)
     args = parser.parse_args()

@@ -293,7 +293,84 @@ def test_a_row_that_overflows_harms_no_other(tiny):
     embedding[23] = torch.inf
     broken.target.embedding.weight = torch.nn.Parameter(embedding, requires_grad=False)
     results = broken.engine("off", max_batch=2).generate([bad, *good])
+    assert results[0].error.type == "not_finite"
     assert [result.token_ids for result in results[1:]] == [result.token_ids for result in alone]
+
+
+@pytest.mark.parametrize("method", ["rheo", "topk", "coupled"])
+def test_a_drafted_token_that_overflows_costs_no_row(tiny, method):
+    """Token 23 cannot be drawn, but it can be drafted, and spoils the pass that it is drafted in."""
+    values = {"logit_bias": {23: -1000.0}}
+    requests = [Request(id=str(n), token_ids=[5 + n, 6], params=params(16, **values)) for n in range(6)]
+    plain = tiny.engine("off").generate(requests)
+    broken = Tiny(target_folder=tiny.target_folder, draft_folder=tiny.draft_folder)
+    embedding = broken.target.embedding.weight.clone()
+    embedding[23] = torch.inf
+    broken.target.embedding.weight = torch.nn.Parameter(embedding, requires_grad=False)
+    results = broken.engine(method, tree_size=20, top_k=8).generate(requests)
+    assert [len(result.token_ids) for result in results] == [16] * 6
+    if method != "rheo":
+        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+
+
+@pytest.mark.parametrize("method", ["off", "rheo", "coupled"])
+def test_an_infinite_logit_is_a_row_error(tiny, method):
+    broken = Tiny(target_folder=tiny.target_folder, draft_folder=tiny.draft_folder)
+    weight = broken.target._model.lm_head.weight.clone()
+    weight[3] = torch.inf
+    broken.target._model.lm_head.weight = torch.nn.Parameter(weight, requires_grad=False)
+    results = broken.engine(method).generate([Request(token_ids=[5, 6], params=params(4, logprobs=True)), request("b", 4)])
+    assert [result.error.type for result in results] == ["not_finite"] * 2
+
+
+def test_submitted_requests_without_ids_are_numbered(tiny):
+    engine = tiny.engine("rheo")
+    for _ in range(3):
+        engine.submit(request(None, 12))
+    results = []
+    while engine.has_work:
+        results += engine.step()
+    assert sorted(result.id for result in results) == ["0", "1", "2"]
+    assert len({tuple(result.token_ids) for result in results}) == 3, "each row has its own randomness"
+
+
+def test_stream_takes_up_bad_rows_as_slowly_as_good_ones(tiny):
+    taken = []
+
+    def requests():
+        for n in range(1000):
+            taken.append(n)
+            yield Request(id=str(n), token_ids=[])
+
+    stream = tiny.engine("off", max_batch=2).stream(requests())
+    assert next(stream).error.type == "empty_prompt"
+    assert len(taken) <= 4
+    stream.close()
+
+
+def test_a_sample_that_is_no_integer(tiny):
+    results = tiny.engine("off").generate([Request(id="a", token_ids=[5], sample=[1]), request("b", 3)])
+    assert results[0].error.type == "bad_request" and "sample=[1]" in results[0].error.message
+    assert len(results[1].token_ids) == 3
+
+
+def test_a_pass_has_so_many_prompt_tokens_at_most(tiny, monkeypatch):
+    monkeypatch.setattr("engine.engine._MAX_PREFILL_TOKENS", 50)
+    engine = tiny.engine("off", max_batch=8)
+    for n in range(4):
+        engine.submit(request(str(n), 20, [5] * 24))
+    engine.submit(request("long", 20, [5] * 90))
+    running = []
+    for _ in range(3):
+        engine.step()
+        running.append(engine.num_running)
+    assert running == [2, 4, 5]
+
+
+def test_min_tokens_with_nothing_left_to_draw(tiny):
+    values = SamplingParams(min_tokens=2, stop_token_ids=range(VOCAB))
+    (result,) = tiny.engine("off").generate([Request(token_ids=[5], params=values)])
+    assert result.error.type == "bad_params" and "min_tokens=2" in result.error.message
 
 
 # --- loading ------------------------------------------------------------------------------------------------------------------------

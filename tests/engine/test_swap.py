@@ -74,7 +74,7 @@ class _Drafts:
     def draft(self, swapped_path_B: Tensor | None = None) -> _Drafted:
         for row, (num_paired, pending_TF) in zip(self._rows, self._state, strict=True):
             row.num_paired, row.pending_TF = num_paired, pending_TF
-        tensors = RowTensors(self._rows, torch.device("cpu"), lambda key_B: _SwappedDraws(key_B, swapped_path_B))
+        tensors = RowTensors(self._rows, 49152, torch.device("cpu"), lambda key_B: _SwappedDraws(key_B, swapped_path_B))
         size_B = torch.full((len(self._rows),), 60)
         self._drafter.draft(self._rows, tensors, size_B)
         pool = self._pools.pop()

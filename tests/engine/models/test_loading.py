@@ -72,6 +72,12 @@ def test_other_architectures(folder, architectures):
     assert (architectures[0] if architectures else "none") in message and "LlamaForCausalLM" in message
 
 
+@pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
+def test_rope_that_depends_on_the_neighbours(folder, rope_type):
+    edit_config(folder, rope_parameters={"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0})
+    assert f"rope type '{rope_type}'" in refusal(folder)
+
+
 def test_quantised_weights(folder):
     edit_config(folder, quantization_config={"quant_method": "awq"})
     assert "quantization_config (awq)" in refusal(folder)
