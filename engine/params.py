@@ -68,7 +68,7 @@ class SamplingParams:
         bias = values.get("logit_bias")
         if isinstance(bias, Mapping):  # JSON and YAML keys are strings
             try:
-                values["logit_bias"] = {int(token): value for token, value in bias.items()}
+                values["logit_bias"] = {int(str(token)): value for token, value in bias.items()}
             except ValueError:
                 raise RowError("bad_params", f"logit_bias has a key that is no token id: {list(bias)[:5]}") from None
         params = dataclasses.replace(defaults or cls(), **values)

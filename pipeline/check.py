@@ -7,6 +7,8 @@ from collections import Counter
 
 from pipeline.checks import check_config, check_input, check_model, check_output
 from pipeline.config import JobConfig
+from pipeline.report import count
+from pipeline.run import find_finished_run
 from pipeline.sources import read_chunk
 
 _LOOK_AT = 100
@@ -16,6 +18,7 @@ def check_job(config: JobConfig) -> str:
     """What the job would do, as text. Raises UserError for whatever would stop `rheo run`."""
     defaults = check_config(config)
     check_output(config.output.path)
+    finished = find_finished_run(config)
     plan, columns = check_input(config, defaults)
     check_model(config)
     tables = (table for chunk in plan.chunks for table in read_chunk(chunk, columns))
@@ -23,14 +26,16 @@ def check_job(config: JobConfig) -> str:
     bad = [row for row in rows if row["error_type"] is not None]
     lines = [
         f"{config.job.name}: ok",
-        f"  input    {plan.num_records} records in {len(plan.files)} files make {plan.num_rows} rows",
+        f"  input    {count(plan.num_records, 'record')} in {count(len(plan.files), 'file')} make {count(plan.num_rows, 'row')}",
         f"  model    {config.model.target}, draft {config.model.draft}, method {config.speculation.method} ({config.engine.kind} engine)",
         f"  output   {config.output.path} can be written",
     ]
+    if finished is not None:
+        lines.append(f"  earlier  this job is finished already: nothing would be done (exit code {finished['exit_code']}, as then)")
     if plan.ignored:
         lines.append(f"  left out {len(plan.ignored)} files that are no input: {', '.join(plan.ignored[:3])}")
     lines.append(f"  first {len(rows)} rows: {len(rows) - len(bad)} readable, {len(bad)} would be error rows")
-    for name, count in Counter(row["error_type"] for row in bad).most_common():
+    for name, times in Counter(row["error_type"] for row in bad).most_common():
         example = next(row["error_message"] for row in bad if row["error_type"] == name)
-        lines.append(f"    {name}: {count}, for instance {example}")
+        lines.append(f"    {name}: {times}, for instance {example}")
     return "\n".join(lines)

@@ -55,10 +55,11 @@ def _is_count(value: Any) -> bool:
 
 
 _RULES = (
+    Rule("job.seed", lambda v: abs(v) < 2**63, "a 64-bit integer"),
     Rule("input.chat", lambda v: v == "auto" or isinstance(v, bool), "auto, true, false"),
     Rule("input.limit", lambda v: v is None or _is_count(v), "an integer >= 1, or null"),
     Rule("model.device", lambda v: v in ("auto", "cpu", "cuda"), "auto, cpu, cuda"),
-    Rule("model.max_model_len", lambda v: v is None or _is_count(v), "an integer >= 1, or null"),
+    Rule("model.max_model_len", lambda v: v is None or v >= 2, "an integer >= 2, or null"),
     Rule("sampling.n", lambda v: _is_count(v) and v <= MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}"),
     Rule("engine.max_batch", lambda v: v == "auto" or _is_count(v), "auto, or an integer >= 1"),
     Rule(
@@ -102,6 +103,8 @@ def check_config(config: JobConfig) -> SamplingParams:
     if config.engine.reproducible and config.model.dtype not in ("auto", "float32"):
         raise UserError(f"model.dtype='{config.model.dtype}' with engine.reproducible=true; allowed: auto, float32")
     config.speculation.to_speculation().check()
+    if config.speculation.method == "off" and config.model.draft != "auto":
+        raise UserError(f"model.draft='{config.model.draft}' with speculation.method=off, which drafts nothing; allowed: auto")
     return check_sampling(config.sampling)
 
 
@@ -112,7 +115,7 @@ def check_model(config: JobConfig) -> None:
     from engine.models.source import check_draft, check_target
 
     preset = check_target(config.model.target, config.model.revision)
-    check_draft(config.model.draft, preset, config.speculation.method)
+    check_draft(config.model.draft, preset, config.speculation.method, config.model.target)
 
 
 def check_output(path: str) -> None:
@@ -131,12 +134,21 @@ def check_output(path: str) -> None:
 
 
 def check_input(config: JobConfig, defaults: SamplingParams) -> tuple[Plan, Columns]:
-    """Goes through the input once. Raises UserError as `scan_input` does, and when the output lies among the input's files."""
-    source, target = os.path.realpath(config.input.path), os.path.realpath(config.output.path)
-    if os.path.isdir(source) and os.path.commonpath([source, target]) == source:
-        raise UserError(f"output.path '{config.output.path}' is inside input.path '{config.input.path}'; allowed: a folder outside it")
+    """Goes through the input once. Raises UserError as `scan_input` does, and when output or input lies inside the other."""
+    output = config.output.path
+    if os.path.isdir(config.input.path) and _is_inside(output, config.input.path):
+        raise UserError(f"output.path '{output}' is inside input.path '{config.input.path}'; allowed: a folder outside it")
     columns = Columns(config.input, defaults, config.sampling.n)
-    return scan_input(config.input.path, config.input.format, columns), columns
+    plan = scan_input(config.input.path, config.input.format, columns)
+    for file in plan.files:
+        if _is_inside(file.path, output):
+            raise UserError(f"input file '{file.path}' is inside output.path '{output}'; allowed: an output folder without input")
+    return plan, columns
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    path, folder = os.path.realpath(path), os.path.realpath(folder)
+    return os.path.commonpath([path, folder]) == folder
 
 
 def _make_folders(path: str) -> list[str]:

@@ -5,7 +5,6 @@ Exit codes: 0 every row ok, 2 user error, 3 some rows failed, 4 every row failed
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -73,9 +72,6 @@ def call(command: Callable[..., object]) -> int:
     except EngineError as error:
         print(f"rheo: engine failure: {error}", file=sys.stderr)
         return exit_codes.ENGINE_FAILURE
-    except KeyboardInterrupt:
-        print("rheo: stopped", file=sys.stderr)
-        return exit_codes.SIGNAL_BASE + signal.SIGINT
     return exit_codes.OK
 
 

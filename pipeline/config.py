@@ -179,6 +179,9 @@ def load_config(yaml_path: str, overrides: Sequence[str] = ()) -> JobConfig:
         raise UserError(f"overrides {list(overrides)} cannot be read: {_first_line(error)}") from None
     for layer in layers:
         _refuse_unknown(layer, JobConfig, prefix="")
+        speculation = layer.get("speculation")
+        if speculation and speculation.get("method") is False:  # a bare `off` in YAML
+            speculation["method"] = "off"
     try:
         merged = OmegaConf.merge(OmegaConf.structured(JobConfig), *layers)
         config = OmegaConf.to_object(merged)
@@ -293,8 +296,6 @@ def _first_line(error: Exception) -> str:
 
 def check_sampling(section: SamplingSection) -> SamplingParams:
     """The default parameters of every row; raises UserError with the option, the value and what is allowed."""
-    if section.n < 1:
-        raise UserError(f"sampling.n={section.n}; allowed: an integer >= 1")
     try:
         return section.to_params()
     except RowError as error:

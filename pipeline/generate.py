@@ -50,9 +50,10 @@ class GenerateRows:
                 requests[place] = make_request(row, self._options, has_chat_template=self._generator.has_chat_template)
             except RowError as error:
                 results[place] = self._refused(row, error)
-        if len(requests) < len(rows):
-            self._generator.count_refused(len(rows) - len(requests))
-        keys = [(rows[place]["row_index"], rows[place]["sample"]) for place in requests]
+        refused = [_key(row) for row, result in zip(rows, results, strict=True) if result is not None]
+        if refused:
+            self._generator.count_errors(refused)
+        keys = [_key(rows[place]) for place in requests]
         for place, result in zip(requests, self._generator.generate(list(requests.values()), keys), strict=True):
             results[place] = result
             if result is not None and result.prompt is None:  # refused before it was templated
@@ -80,8 +81,12 @@ class GenerateRows:
             text=None,
             finish_reason="error",
             error=error,
-            seed=self._options.seed,
+            seed=json.loads(row["params"] or "{}").get("seed", self._options.seed),
         )
+
+
+def _key(row: Mapping[str, Any]) -> tuple[int, int]:
+    return row["row_index"], row["sample"]
 
 
 def make_request(row: Mapping[str, Any], options: RowOptions, *, has_chat_template: bool) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -50,10 +51,11 @@ class ProgressView:
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("starting", total=self._num_rows)
+            show = functools.partial(bar.console.print, markup=False, highlight=False)  # a reason may hold brackets
             while not self._closed.wait(_POLL_S):
                 state = self._read()
                 if state is not None:
-                    self._warn(state, bar.console.print)
+                    self._warn(state, show)
                     bar.update(task, completed=_rows(state, self._num_rows), description=describe(state, self._num_rows, time.time()))
 
     def _run_lines(self) -> None:
@@ -72,8 +74,7 @@ class ProgressView:
         """An engine that died and is started again is not an error of the run, but nobody should have to guess it."""
         if state["num_deaths"] > self._shown_deaths:
             self._shown_deaths = state["num_deaths"]
-            why = state["failures"][-1].strip().splitlines()[-1] if state["failures"] else "its process ended"
-            show(f"rheo: an engine died ({why}); it is started again and its rows go back ({self._shown_deaths} so far)")
+            show(f"rheo: an engine died ({state['last_death']}); it is started again and its rows go back ({self._shown_deaths} so far)")
 
 
 def describe(state: dict, num_rows: int, now: float) -> str:

@@ -131,6 +131,8 @@ def render(summary: Summary, run: dict, output: str) -> str:
             f"  speed        {summary.tokens['output'] / seconds:.1f} tokens/s, {summary.num_rows / seconds:.2f} rows/s "
             f"over {format_seconds(seconds)} (start and model load: {format_seconds(run['timing']['load_s'])})"
         )
+    if run.get("engine"):  # absent where none was loaded
+        lines.append(f"  engine       {describe_engine(run['engine'])}")
     if summary.tau is not None:
         drafted = summary.tokens["drafted"]
         share = f", {100 * summary.tokens['accepted'] / drafted:.1f}% of drafted tokens accepted" if drafted else ""
@@ -140,6 +142,22 @@ def render(summary: Summary, run: dict, output: str) -> str:
         lines.append(f"    prompt: {_clip(row['prompt'])}")
         lines.append(f"    text:   {_clip(row['text'])}")
     return "\n".join(lines)
+
+
+def describe_engine(engine: dict) -> str:
+    """What ran, in one line."""
+    tree = "" if engine["method"] == "off" else f" (tree_size {engine['tree_size']}, depth {engine['depth']}, top_k {engine['top_k']}"
+    if engine["method"] == "rheo":
+        tree += f", m {engine['m']}"
+    tree += ")" if tree else ""
+    return (
+        f"{engine['method']}{tree}, {engine['dtype']} on {engine['device']}, max_batch {engine['max_batch']}, threads {engine['threads']}"
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """1 row, 2 rows."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def format_seconds(seconds: float) -> str:

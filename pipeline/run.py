@@ -24,12 +24,13 @@ from pipeline.checks import check_config, check_input, check_model, check_output
 from pipeline.config import JobConfig
 from pipeline.quiet import divert_noise, quiet_loggers
 from pipeline.records import Columns
-from pipeline.report import Summary, render, summarize
+from pipeline.report import Summary, count, render, summarize
 from pipeline.sources import Plan, find_files
 
 RAY_LOG = "ray.log"
 
 _STAGING = ".staging"
+_EARLIER = ".old-"  # and the new run's id
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class _Job:
     defaults: SamplingParams
     run_id: str
 
+    @property
+    def earlier(self) -> str:
+        """Where the rows that this run overwrites wait until it has rows of its own."""
+        return os.path.join(self.config.output.path, f"{_EARLIER}{self.run_id}")
+
 
 def run_job(config: JobConfig) -> int:
     """Runs a job to its end and returns its exit code. Raises UserError before anything is started, EngineError when the engine failed."""
@@ -48,54 +54,65 @@ def run_job(config: JobConfig) -> int:
     check_output(output)
     os.makedirs(output, exist_ok=True)
     with _lock(output):
-        finished = _look_at_earlier_run(config)
+        _bring_back(output)  # of a run that was killed before it had a part of its own
+        finished = find_finished_run(config)
         if finished is not None:
-            return finished
+            _note(f"this job is finished already; nothing is done (exit code {finished['exit_code']}, as then)")
+            print(render(summarize(output), finished, output))
+            return finished["exit_code"]
         plan, columns = check_input(config, defaults)
         check_model(config)
         if plan.ignored:
             _note(f"{len(plan.ignored)} files are no input and are left out: {', '.join(plan.ignored[:3])}")
-        _note(f"{config.job.name}: {plan.num_records} records in {len(plan.files)} files, {plan.num_rows} rows to {output}/rows")
-        if config.output.overwrite:
-            _clear(output)
-        job = _Job(config, plan, columns, defaults, uuid.uuid4().hex[:8])
-        return _execute(job)
+        what = f"{count(plan.num_records, 'record')} in {count(len(plan.files), 'file')}, {count(plan.num_rows, 'row')}"
+        _note(f"{config.job.name}: {what} to {output}/rows")
+        return _execute(_Job(config, plan, columns, defaults, uuid.uuid4().hex[:8]))
 
 
 def _execute(job: _Job) -> int:
+    """Generates, counts, and closes run.json whatever happens. Raises EngineError, UserError, and what the system raises."""
     output = job.config.output.path
-    staging = os.path.join(output, _STAGING, job.run_id)
     os.makedirs(os.path.join(output, "rows"), exist_ok=True)
-    os.makedirs(staging)
     run = runfile.start(job.config, job.plan.files, run_id=job.run_id, num_records=job.plan.num_records, num_rows=job.plan.num_rows)
-    runfile.write(output, run)
     started_at = time.time()
     try:
-        stopped_by, state = _generate(job, staging)
-    except (EngineError, UserError) as error:
-        code = exit_codes.USER_ERROR if isinstance(error, UserError) else exit_codes.ENGINE_FAILURE
-        _close(run, "failed", code, summarize(output), started_at, None, output)
+        if job.config.output.overwrite:
+            _set_aside(output, job.earlier)
+        runfile.write(output, run)
+        with _staging(output, job.run_id) as staging:
+            stopped_by, state = _generate(job, staging)
+        summary = summarize(output)
+        status, code = "finished", summary.exit_code
+        if stopped_by is not None and summary.num_rows < job.plan.num_rows:
+            status, code = "interrupted", exit_codes.SIGNAL_BASE + stopped_by
+        elif summary.num_rows != job.plan.num_rows:
+            status, code = "failed", exit_codes.ENGINE_FAILURE
+        _close(run, status, code, summary, started_at, state, output)
+    except BaseException as error:
+        _close_failed(run, error, started_at, output)
+        _bring_back(output)
         raise
-    except KeyboardInterrupt:  # before the handlers were in place: nothing was begun
-        _close(run, "interrupted", exit_codes.SIGNAL_BASE + signal.SIGINT, summarize(output), started_at, None, output)
-        raise
-    finally:
-        shutil.rmtree(os.path.join(output, _STAGING), ignore_errors=True)
-    summary = summarize(output)
-    if stopped_by is not None and summary.num_rows < job.plan.num_rows:
-        _close(run, "interrupted", exit_codes.SIGNAL_BASE + stopped_by, summary, started_at, state, output)
-        print(render(summary, run, output))
-        return run["exit_code"]
-    if summary.num_rows != job.plan.num_rows:
-        _close(run, "failed", exit_codes.ENGINE_FAILURE, summary, started_at, state, output)
+    _bring_back(output)
+    if status == "failed":
         raise EngineError(f"{summary.num_rows} rows are in {output}/rows and {job.plan.num_rows} were to be: this is a bug in rheo")
-    _close(run, "finished", summary.exit_code, summary, started_at, state, output)
     print(render(summary, run, output))
-    return run["exit_code"]
+    return code
 
 
-def _generate(job: _Job, staging: str) -> tuple[int | None, dict]:
-    """Runs the graph. Returns the signal that stopped it, if one did, and the ledger's last counts."""
+@contextlib.contextmanager
+def _staging(output: str, run_id: str) -> Iterator[str]:
+    """A folder for parts that are being written; gone afterwards, so that a writer left over can write nothing."""
+    root = os.path.join(output, _STAGING)
+    shutil.rmtree(root, ignore_errors=True)  # of a run that was killed
+    os.makedirs(os.path.join(root, run_id))
+    try:
+        yield os.path.join(root, run_id)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _generate(job: _Job, staging: str) -> tuple[int | None, dict | None]:
+    """Runs the graph. Returns the signal that stopped it, if one did, and the ledger's last counts where it could still be asked."""
     import ray
 
     from pipeline.generate import RowOptions
@@ -122,7 +139,8 @@ def _generate(job: _Job, staging: str) -> tuple[int | None, dict]:
                 return None
 
         rows_per_file = config.output.rows_per_file or max(32, min(2048, job.plan.num_rows // 16))
-        sink = PartSink(staging=staging, rows=os.path.join(config.output.path, "rows"), run_id=job.run_id, rows_per_file=rows_per_file)
+        rows = os.path.join(config.output.path, "rows")
+        sink = PartSink(staging=staging, rows=rows, earlier=job.earlier, run_id=job.run_id, rows_per_file=rows_per_file)
         seed = config.job.seed if job.defaults.seed is None else job.defaults.seed
         options = RowOptions(defaults=job.defaults, chat=config.input.chat, system=config.input.system, seed=seed)
         with handle_signals(lambda: ray.get(ledger.stop.remote())) as received, ProgressView(read_ledger, job.plan.num_rows):
@@ -142,11 +160,11 @@ def _generate(job: _Job, staging: str) -> tuple[int | None, dict]:
             except NodeLost as error:
                 if received() is None:
                     raise EngineError(f"{error}; what it left is in {config.output.path}/{RAY_LOG}") from None
-                return received(), {}  # the signal went to Ray's processes as well
+                return received(), None  # the signal went to Ray's processes as well
             except ray.exceptions.RayError as error:
                 raise _explain(error, read_ledger()) from None
-            state = read_ledger() or {}
-            return received(), {**state, "ended_at": time.time()}
+            state = read_ledger()
+            return received(), state and {**state, "ended_at": time.time()}
 
 
 def _settings(config: JobConfig, threads: int):
@@ -199,11 +217,26 @@ def _close(run: dict, status: str, exit_code: int, summary: Summary, started_at:
     now = time.time()
     run.update(status=status, exit_code=exit_code, counts=summary.counts())
     run["timing"] = {"started_at": started_at, "finished_at": now, "total_s": now - started_at}
-    if state and state.get("ready_at"):
+    if state and state["ready_at"]:
         run["timing"].update(load_s=state["ready_at"] - started_at, generate_s=state["ended_at"] - state["ready_at"])
+        run["engine"] = state["engine"]
     if state:
         run["engines"] = {"starts": state["num_starts"], "deaths": state["num_deaths"], "killed_rows": state["num_condemned"]}
     runfile.write(output, run)
+
+
+def _close_failed(run: dict, error: BaseException, started_at: float, output: str) -> None:
+    status, code = "failed", 1
+    if isinstance(error, KeyboardInterrupt):
+        status, code = "interrupted", exit_codes.SIGNAL_BASE + signal.SIGINT
+    elif isinstance(error, UserError | EngineError):
+        code = exit_codes.USER_ERROR if isinstance(error, UserError) else exit_codes.ENGINE_FAILURE
+    with contextlib.suppress(OSError):  # of a full disk, perhaps: `error` says more
+        try:
+            summary = summarize(output)
+        except EngineError:  # perhaps `error` itself
+            summary = Summary()
+        _close(run, status, code, summary, started_at, None, output)
 
 
 @contextlib.contextmanager
@@ -215,16 +248,16 @@ def _lock(output: str) -> Iterator[None]:
         raise UserError(f"output.path '{output}' is in use by another run; wait for it, or give another path") from None
 
 
-def _look_at_earlier_run(config: JobConfig) -> int | None:
-    """The exit code of an earlier run when it was this very job and came to its end; None when there is room for a new one.
+def find_finished_run(config: JobConfig) -> dict | None:
+    """The run.json of an earlier run that was this very job and came to its end; None when there is room for a new one.
 
     Raises UserError when the folder holds other rows.
     """
     output = config.output.path
-    run = runfile.read(output)
     parts = _parts(output)
     if config.output.overwrite or not parts:
         return None
+    run = runfile.read(output)
     instead = "allowed: output.overwrite=true to drop them, or another output.path"
     if run is None:
         raise UserError(f"'{output}/rows' holds {len(parts)} parts and no {runfile.NAME}; {instead}")
@@ -234,18 +267,29 @@ def _look_at_earlier_run(config: JobConfig) -> int | None:
         raise UserError(f"'{output}' holds the rows of another job; it differs in {difference}; {instead}")
     if run["status"] != "finished":
         raise UserError(f"'{output}' holds a run that did not finish, and resuming is not built yet; {instead}")
-    _note(f"this job is finished already; nothing is done (exit code {run['exit_code']}, as then)")
-    print(render(summarize(output), run, output))
-    return run["exit_code"]
+    return run
 
 
-def _clear(output: str) -> None:
-    """Removes what a run makes, and nothing else."""
-    for path in _parts(output):
-        os.unlink(path)
-    shutil.rmtree(os.path.join(output, _STAGING), ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(output, runfile.NAME))
+def _set_aside(output: str, folder: str) -> None:
+    """Moves the rows of an earlier run and its run.json, and nothing else."""
+    parts = _parts(output)
+    if not parts:
+        return
+    os.mkdir(folder)
+    for path in [os.path.join(output, runfile.NAME), *parts]:
+        with contextlib.suppress(FileNotFoundError):  # parts without a run.json are overwritten too
+            os.rename(path, os.path.join(folder, os.path.basename(path)))
+
+
+def _bring_back(output: str) -> None:
+    """Undoes `_set_aside` for a run that came to no part of its own."""
+    folders = glob.glob(os.path.join(glob.escape(output), _EARLIER + "*"))
+    for folder in folders:
+        for name in os.listdir(folder):
+            os.replace(os.path.join(folder, name), os.path.join(output, "" if name == runfile.NAME else "rows", name))
+        os.rmdir(folder)
+    if folders:
+        _note(f"nothing was generated: the earlier run's rows are in {output}/rows again")
 
 
 def _parts(output: str) -> list[str]:

@@ -18,6 +18,9 @@ NAME = "run.json"
 
 _PACKAGES = ("rheo", "torch", "ray", "transformers", "pyarrow")
 
+#: what every run.json has from its start
+_NEEDED = {"status", "exit_code", "config", "input_files", "num_rows", "timing"}
+
 #: options that change neither which rows there are nor what they hold
 _FREE = {"ray", "output"}
 
@@ -44,11 +47,14 @@ def read(output: str) -> dict | None:
     path = os.path.join(output, NAME)
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
+            run = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
         raise UserError(f"'{path}' cannot be read: {error}") from None
+    if not isinstance(run, dict) or not _NEEDED.issubset(run):
+        raise UserError(f"'{path}' is not of a run of rheo; allowed: the output.path of a job")
+    return run
 
 
 def write(output: str, run: dict) -> None:

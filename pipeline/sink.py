@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -18,12 +20,14 @@ from pipeline.schema import SCHEMA
 class PartSink(Datasink[int]):
     """A part's name depends on the run and on the write task only: a task that Ray runs again replaces its own part.
 
+    As the first part comes in, `earlier`, the folder of the rows that it replaces, is dropped: at once, or not at all.
     Workers never make the staging folder: once it is gone, a writer that outlived its run can write nothing.
     """
 
-    def __init__(self, *, staging: str, rows: str, run_id: str, rows_per_file: int):
+    def __init__(self, *, staging: str, rows: str, earlier: str, run_id: str, rows_per_file: int):
         self._staging = staging
         self._rows = rows
+        self._earlier = earlier
         self._run_id = run_id
         self._rows_per_file = rows_per_file
 
@@ -50,8 +54,15 @@ class PartSink(Datasink[int]):
             pq.write_table(table, file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())
+        self._drop_earlier()
         os.rename(staged, final)
         _sync_folder(self._rows)
+
+    def _drop_earlier(self) -> None:
+        dropped = os.path.join(self._staging, "earlier")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._earlier, dropped)
+            shutil.rmtree(dropped, ignore_errors=True)
 
 
 def _sync_folder(path: str) -> None:

@@ -57,6 +57,12 @@ def load_engine(settings: EngineSettings):
     return Engine.load(settings.target, **options)
 
 
+def describe_engine(engine, threads: int) -> dict:
+    """What the options came to once every "auto" is resolved; for run.json."""
+    speculation = {name: getattr(engine.speculation, name) for name in ("method", "tree_size", "depth", "top_k", "m")}
+    return {**speculation, "dtype": engine.dtype, "device": engine.device, "max_batch": engine.max_batch, "threads": threads}
+
+
 class Generator:
     """Runs requests through one engine. Its methods may be called from many threads.
 
@@ -67,12 +73,10 @@ class Generator:
 
     def __init__(self, settings: EngineSettings, ledger):
         self._ledger = ledger
+        self._seed = settings.seed
         self._id = ray.get_runtime_context().get_actor_id()  # survives a restart
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._gate = _Gate()
-        self._counts = threading.Lock()
-        self._totals: dict = {}
-        self._num_refused = 0
         refusal = self._ask("start")
         if refusal is not None:
             self._ask("fail", refusal)
@@ -88,7 +92,7 @@ class Generator:
         self.has_chat_template = self._engine.has_chat_template
         self.depth = self._engine.speculation.depth or 0
         self._thread = EngineThread(self._engine, on_failure=self._die, on_progress=self._report)
-        ledger.ready.remote()
+        ledger.ready.remote(describe_engine(self._engine, settings.threads))
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def generate(self, requests: Sequence[Request], keys: Sequence[Key]) -> list[Result | None]:
@@ -106,10 +110,11 @@ class Generator:
             suspects, condemned = judged
             crowd = [key for key in keys if key not in suspects and key not in condemned]
             results = dict(zip(crowd, self._thread.generate([by_key[key] for key in crowd]), strict=True))
-            self._ledger.end.remote(self._id, crowd)
+            if crowd:
+                self._ledger.end.remote(self._id, crowd)
         if condemned:
-            results.update((key, _killed(by_key[key])) for key in condemned)
-            self.count_refused(len(condemned))
+            results.update((key, _killed(by_key[key], self._seed)) for key in condemned)
+            self.count_errors(condemned)
         for key in suspects:
             with self._gate.exclusive():
                 self._ask("begin_alone", key)
@@ -127,16 +132,12 @@ class Generator:
                 time.sleep(_WATCH_S)
             self._thread.drop_waiting()
 
-    def count_refused(self, count: int) -> None:
+    def count_errors(self, keys: Sequence[Key]) -> None:
         """Rows that ended as errors without coming to the engine: the progress counts them too."""
-        self._report(num_refused=count)
+        self._ledger.count_errors.remote(self._id, keys)
 
-    def _report(self, totals: dict | None = None, num_refused: int = 0) -> None:
-        with self._counts:
-            self._totals = self._totals if totals is None else totals
-            self._num_refused += num_refused
-            rows, errors = (self._totals.get(name, 0) + self._num_refused for name in ("rows", "errors"))
-            self._ledger.progress.remote(self._id, {**self._totals, "rows": rows, "errors": errors})
+    def _report(self, totals: dict) -> None:
+        self._ledger.progress.remote(self._id, totals)
 
     def _die(self, error: Exception) -> None:
         with contextlib.suppress(ray.exceptions.RayError):  # the ledger may be gone with the job: then nobody is left to tell
@@ -144,10 +145,17 @@ class Generator:
         os._exit(1)
 
 
-def _killed(request: Request) -> Result:
+def _killed(request: Request, job_seed: int) -> Result:
     error = RowError("engine_killed", "the engine died twice with this row in it, the second time with nothing else")
     return Result(
-        id=request.id, sample=request.sample, prompt=request.prompt, token_ids=None, text=None, finish_reason="error", error=error
+        id=request.id,
+        sample=request.sample,
+        prompt=request.prompt,
+        token_ids=None,
+        text=None,
+        finish_reason="error",
+        error=error,
+        seed=job_seed if request.params.seed is None else request.params.seed,
     )
 
 

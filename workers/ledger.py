@@ -24,7 +24,11 @@ class Ledger:
         self._open: dict[str, dict[Key, bool]] = {}
         self._suspects: set[Key] = set()
         self._condemned: set[Key] = set()
+        self._errors: set[Key] = set()
         self._failures: list[str] = []
+        self._last_failure: dict[str, str] = {}  # of a worker, until it starts again
+        self._last_death: str | None = None
+        self._engine: dict | None = None
         self._refusal: str | None = None
         self._finished: Counter = Counter()  # of engines that died
         self._current: dict[str, dict] = {}
@@ -41,6 +45,7 @@ class Ledger:
         self._finished.update(self._current.pop(worker, {}))
         if left is not None:
             self._num_deaths += 1
+            self._last_death = self._last_failure.pop(worker, "its process ended").strip().splitlines()[-1]
             self._idle_deaths += 1
             for key, alone in left.items():
                 (self._condemned if alone else self._suspects).add(key)
@@ -48,11 +53,12 @@ class Ledger:
                     self._suspects.discard(key)
         self._open[worker] = {}
         if self._idle_deaths >= self._max_idle_deaths:
-            return f"engines died {self._idle_deaths} times in a row without finishing a row"
+            return f"engines died {self._idle_deaths} times in a row without finishing a row; the last: {self._last_death}"
         return None
 
-    def ready(self) -> None:
-        """An engine is loaded."""
+    def ready(self, engine: dict) -> None:
+        """An engine is loaded; `engine`: what its options came to."""
+        self._engine = engine
         self._num_ready += 1
         self._ready_at = self._ready_at or time.time()
 
@@ -81,15 +87,21 @@ class Ledger:
         for key in keys:
             self._open[worker].pop(key, None)
             self._suspects.discard(key)
-        self._idle_deaths = 0
+        if keys:
+            self._idle_deaths = 0
 
     def fail(self, worker: str, message: str) -> None:
         """An engine failed, and its worker is about to die."""
         self._failures.append(message)
+        self._last_failure[worker] = message
 
     def refuse(self, worker: str, message: str) -> None:
         """An engine cannot be loaded as it was asked to: the user's error, which only the model could show."""
         self._refusal = message
+
+    def count_errors(self, worker: str, keys: Sequence[Key]) -> None:
+        """Rows ended as errors without coming to the engine. A row that Ray brings again is counted once."""
+        self._errors.update(keys)
 
     def progress(self, worker: str, totals: dict) -> None:
         self._current[worker] = totals
@@ -99,12 +111,15 @@ class Ledger:
         totals = Counter(self._finished)
         for counts in self._current.values():
             totals.update(counts)
+        totals.update(rows=len(self._errors), errors=len(self._errors))
         return {
+            "engine": self._engine,
             "totals": dict(totals),
             "num_starts": self._num_starts,
             "num_deaths": self._num_deaths,
             "num_ready": self._num_ready,
             "ready_at": self._ready_at,
+            "last_death": self._last_death,
             "num_condemned": len(self._condemned),
             "refusal": self._refusal,
             "failures": self._failures[-3:],

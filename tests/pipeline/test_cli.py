@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from pipeline.cli import app, call
 from tests.pipeline.conftest import read_rows, write_jsonl
+from tests.tiny_models import tiny_eagle3, tiny_llama
 
 ROOT = Path(__file__).parents[2]
 RHEO = [sys.executable, "-m", "pipeline.cli"]
@@ -101,9 +103,29 @@ def test_user_errors_in_a_process_of_their_own(tmp_path):
 def test_check_says_what_the_job_would_do_and_leaves_nothing(job, tmp_path, capsys):
     assert call_rheo("check", job([{"prompt": "x"}, "{"]), "sampling.n=3") == 0
     out = capsys.readouterr().out
-    assert "2 records in 1 files make 4 rows" in out
+    assert "2 records in 1 file make 4 rows" in out
     assert "bad_record: 1, for instance in.jsonl:2: invalid JSON" in out
     assert not (tmp_path / "out").exists()
+
+
+def test_check_refuses_what_run_refuses(job, tmp_path, capsys, ray_session):
+    path = job([{"prompt": "x"}])
+    assert call_rheo("run", path) == 0
+    assert call_rheo("check", path) == 0
+    assert "finished already" in capsys.readouterr().out
+    for command in ("run", "check"):
+        assert call_rheo(command, path, "sampling.temperature=0.5") == 2
+        assert "differs in sampling.temperature" in capsys.readouterr().err
+    (tmp_path / "out" / "run.json").write_text("{}")
+    assert call_rheo("report", tmp_path / "out") == 2
+    assert "is not of a run of rheo" in capsys.readouterr().err
+
+
+def test_check_sees_a_head_that_was_made_for_another_target(job, tmp_path, capsys):
+    head = tiny_eagle3(tmp_path / "head", LlamaConfig(vocab_size=40))
+    models = [f"model.target={tiny_llama(tmp_path / 'target')}", f"model.draft={head}"]
+    assert call_rheo("check", job([{"prompt": "x"}]), "engine.kind=real", *models) == 2
+    assert "the target has vocab_size=32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

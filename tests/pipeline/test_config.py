@@ -63,6 +63,12 @@ def test_overrides_go_over_the_file(load):
     assert config.speculation.to_speculation().verification.order == "x"
 
 
+@pytest.mark.parametrize("section", ["", "speculation: {method: off}\n", "speculation: {method: 'off'}\n"])
+def test_the_method_off_needs_no_quotes(load, section):
+    overrides = [] if section else ["speculation.method=off"]
+    assert load(*overrides, text="input: {path: in}\noutput: {path: out}\n" + section).speculation.method == "off"
+
+
 def test_an_empty_section_is_a_section_of_defaults(load):
     assert load(text="input: {path: in}\noutput: {path: out}\nsampling:\n").sampling == SamplingSection()
 
@@ -124,6 +130,9 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         ("input.limit=0", "allowed: an integer >= 1"),
         ("sampling.temperature=-1", "sampling.temperature=-1.0; allowed: a number >= 0"),
         ("sampling.n=0", "sampling.n=0; allowed"),
+        ("job.seed=9223372036854775808", "job.seed=9223372036854775808; allowed: a 64-bit integer"),
+        ("model.max_model_len=1", "model.max_model_len=1; allowed: an integer >= 2, or null"),
+        ("sampling.logit_bias={1.5: 3}", "logit_bias has a key that is no token id"),
         ("sampling.stop=[1]", "sampling.stop"),
         ("engine.max_batch=0", "allowed: auto, or an integer >= 1"),
         ("engine.kv_cache_gib=-1", "allowed: auto, or a number > 0"),
@@ -134,6 +143,11 @@ def test_a_missing_file_names_the_nearest(tmp_path):
 def test_values_are_refused_with_what_is_allowed(load, override, message):
     with pytest.raises(UserError, match=message):
         check_config(load(override))
+
+
+def test_a_draft_is_refused_where_nothing_is_drafted(load):
+    with pytest.raises(UserError, match=r"model.draft='head' with speculation.method=off"):
+        check_config(load("model.draft=head", "speculation.method=off"))
 
 
 def test_a_system_message_needs_the_chat_template(load):

@@ -1,4 +1,11 @@
-from pipeline.progress import describe
+import io
+import sys
+import threading
+
+import pytest
+from rich.console import Console
+
+from pipeline.progress import ProgressView, describe
 from pipeline.report import Summary, format_seconds
 
 
@@ -16,6 +23,25 @@ def test_a_line_of_progress():
 
 def test_rows_that_are_generated_again_do_not_pass_the_total():
     assert describe(state(), 10, 110.0).startswith("10/10 rows")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_death_is_told_with_its_reason(monkeypatch, is_terminal):
+    told = io.StringIO()
+    monkeypatch.setattr("pipeline.progress.Console", lambda file: Console(file=told, force_terminal=is_terminal, width=200))
+    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setattr("pipeline.progress._POLL_S", 0.01)
+    monkeypatch.setattr("pipeline.progress._LINE_S", 0.0)
+    polls = threading.Semaphore(0)
+
+    def read():
+        polls.release()
+        return state(num_deaths=1, last_death="[/usr/lib/x.so] is gone")
+
+    with ProgressView(read, 100):
+        for _ in range(3):
+            assert polls.acquire(timeout=10)  # the thread goes on after the message
+    assert "an engine died ([/usr/lib/x.so] is gone)" in told.getvalue()
 
 
 def test_seconds():

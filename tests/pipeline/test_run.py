@@ -5,8 +5,10 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 from engine.errors import EngineError, UserError
+from pipeline import run as run_module
 from pipeline.report import read_report
 from pipeline.run import run_job
 from pipeline.schema import SCHEMA
@@ -16,14 +18,14 @@ from tests.pipeline.conftest import read_rows, write_jsonl
 def test_every_kind_of_row_in_one_job(run_fake, tmp_path, capsys):
     records = [{"id": f"r{i}", "prompt": f"hello {i}", "topic": "sea"} for i in range(40)]
     records[3] = "{broken"
-    records[5] = {"id": "empty", "prompt": ""}
+    records[5] = {"id": "empty", "prompt": "", "params": {"seed": 9}}
     records[7] = {"id": "params", "prompt": "x", "params": {"n": 3, "max_tokens": 2, "seed": 9}}
     records[8] = {"id": "keys", "prompt": "x", "params": json.dumps({"stop": ["z"], "top_p": 0.5})}
     records[9] = {"id": "bad", "prompt": "x", "params": {"temperature": "hot"}}
     records[11] = {"id": "talk", "messages": [{"role": "user", "content": "hi"}]}
     records[13] = {"id": "fails", "prompt": "[[fake:row_error]]"}
     records[15] = {"id": "template", "prompt": "[[fake:template]]"}
-    code, rows = run_fake(records, "sampling.n=2", "input.system=be brief", "output.rows_per_file=16")
+    code, rows = run_fake(records, "sampling.n=2", "input.system=be brief", "output.rows_per_file=16", "job.seed=5")
     assert code == 3
     assert len({(row["id"], row["sample"]) for row in rows}) == len(rows) == 40 * 2 + 1 - 1 - 1
     by_key = {(row["id"], row["sample"]): row for row in rows}
@@ -46,7 +48,7 @@ def test_every_kind_of_row_in_one_job(run_fake, tmp_path, capsys):
     assert by_key["r0", 0]["text"] != by_key["r0", 1]["text"]
     assert json.loads(by_key["r0", 0]["meta"]) == {"topic": "sea"}
     assert [by_key["params", s]["num_output_tokens"] for s in range(3)] == [2, 2, 2]
-    assert by_key["params", 0]["seed"] == 9
+    assert [by_key[id, 0]["seed"] for id in ("params", "empty", "bad", "fails")] == [9, 9, 5, 5]
     parts = sorted((tmp_path / "out" / "rows").glob("*.parquet"))
     assert len(parts) > 2
     assert all(pq.read_schema(part).equals(SCHEMA) for part in parts)
@@ -54,8 +56,14 @@ def test_every_kind_of_row_in_one_job(run_fake, tmp_path, capsys):
     assert (run["status"], run["exit_code"], run["num_rows"], run["schema_version"]) == ("finished", 3, len(rows), 1)
     assert run["counts"]["errors"] == {"bad_record": 1, "empty_prompt": 2, "bad_params": 1, "fake_error": 2, "template_error": 2}
     assert run["config"]["sampling"]["n"] == 2
+    assert run["engine"] == {
+        "method": "rheo", "tree_size": 60, "depth": 8, "top_k": 10, "m": 1, "dtype": "none", "device": "cpu", "max_batch": 16,
+        "threads": run["engine"]["threads"],
+    }  # fmt: skip
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".lock", "ray.log", "rows", "run.json"]
-    assert "empty_prompt: 2" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "empty_prompt: 2" in out
+    assert "engine       rheo (tree_size 60, depth 8, top_k 10, m 1), none on cpu, max_batch 16, threads " in out
     assert "tau" in read_report(str(tmp_path / "out"))
 
 
@@ -92,11 +100,12 @@ def test_a_long_row_holds_up_only_its_neighbours(run_fake, tmp_path):
 def test_rows_that_kill_their_engine_become_error_rows(run_fake, tmp_path):
     records = [{"prompt": f"hello {i}"} for i in range(40)]
     records[7] = {"prompt": "[[fake:kill]]"}
-    records[23] = {"prompt": "[[fake:raise]]"}
-    code, rows = run_fake(records, "engine.max_batch=4")
+    records[23] = {"prompt": "[[fake:raise]]", "params": {"seed": 9}}
+    code, rows = run_fake(records, "engine.max_batch=4", "job.seed=5")
     assert code == 3
     assert [row["row_index"] for row in rows] == list(range(40))
     assert {row["row_index"]: row["error_type"] for row in rows if row["status"] == "error"} == {7: "engine_killed", 23: "engine_killed"}
+    assert [rows[index]["seed"] for index in (7, 23)] == [5, 9]
     assert json.loads((tmp_path / "out" / "run.json").read_text())["engines"]["killed_rows"] == 2
 
 
@@ -105,6 +114,11 @@ def test_an_engine_that_cannot_be_loaded_ends_the_job(run_fake, tmp_path):
         run_fake([{"prompt": "x"}], "model.target=fake-broken")
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (run["status"], run["exit_code"]) == ("failed", 5)
+
+
+def test_a_job_whose_rows_all_kill_the_engine_ends(run_fake):
+    with pytest.raises(EngineError, match=r"died 6 times in a row .* told to fail"):
+        run_fake([{"prompt": "[[fake:raise]]"}] * 40, "engine.max_batch=4")
 
 
 def test_parquet_input_and_messages(tmp_path, make_config, ray_session):
@@ -145,3 +159,60 @@ def test_the_same_job_again_does_nothing_and_another_is_refused(run_fake, tmp_pa
     write_jsonl(source, [{"prompt": "b"}])
     with pytest.raises(UserError, match="the input files"):
         again("sampling.temperature=0.5")
+
+
+def test_input_in_the_output_folder_is_refused(run_fake, tmp_path, make_config):
+    assert run_fake([{"prompt": "a"}])[0] == 0
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    for source in ("out/rows", "link/rows", "out/rows/*.parquet"):
+        with pytest.raises(UserError, match=r"inside output\.path"):
+            run_job(make_config(tmp_path / source, "input.prompt=text", "output.overwrite=true"))
+    assert len(read_rows(tmp_path / "out")) == 1
+
+
+@pytest.mark.parametrize("override", ["model.device=cuda", "model.target=fake-broken"])
+def test_overwrite_keeps_the_earlier_rows_until_there_are_new_ones(run_fake, tmp_path, make_config, capsys, override):
+    if override == "model.device=cuda" and ray.cluster_resources().get("GPU"):
+        pytest.skip("needs a machine without a GPU")
+    run_fake([{"prompt": "a"}])
+    out = tmp_path / "out"
+    before = {path: path.read_bytes() for path in [out / "run.json", *(out / "rows").iterdir()]}
+    with pytest.raises((UserError, EngineError)):
+        run_job(make_config(tmp_path / "in.jsonl", "output.overwrite=true", override))
+    assert "the earlier run's rows are in" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in [out / "run.json", *(out / "rows").iterdir()]} == before
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "ray.log", "rows", "run.json"]
+    assert run_job(make_config(tmp_path / "in.jsonl")) == 0  # finished already
+
+
+def test_rows_set_aside_by_a_run_that_was_killed_are_brought_back(run_fake, tmp_path, make_config):
+    run_fake([{"prompt": "a"}])
+    out = tmp_path / "out"
+    run_module._set_aside(str(out), str(out / ".old-1"))
+    assert read_rows(out) == []
+    assert run_job(make_config(tmp_path / "in.jsonl")) == 0
+    assert len(read_rows(out)) == 1
+    assert not (out / ".old-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "closed"),
+    [(OSError("disk full"), ("failed", 1)), (KeyboardInterrupt(), ("interrupted", 130)), (EngineError("x"), ("failed", 5))],
+)
+def test_run_json_is_closed_whatever_happens(tmp_path, make_config, monkeypatch, error, closed):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(run_module, "_generate", fail)
+    with pytest.raises(type(error)):
+        run_job(make_config(write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])))
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (run["status"], run["exit_code"]) == closed
+
+
+def test_a_ledger_that_cannot_be_asked_at_the_end_costs_only_its_counts(tmp_path, make_config, monkeypatch):
+    monkeypatch.setattr(run_module, "_generate", lambda job, staging: (2, None))
+    assert run_job(make_config(write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}]))) == 130
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (run["status"], run["exit_code"]) == ("interrupted", 130)
+    assert "engines" not in run

@@ -33,6 +33,7 @@ def test_engines_that_only_die_are_not_started_for_ever():
     ledger.begin("w", [A])
     assert ledger.start("w") is None
     ledger.begin_alone("w", A)
+    ledger.end("w", [])  # of a call whose rows were all suspects
     assert "died 2 times in a row" in ledger.start("w")
 
 
@@ -59,4 +60,26 @@ def test_counts_of_dead_engines_stay():
     ledger.progress("w", {"rows": 3, "tokens": 12})
     ledger.start("w")
     ledger.progress("w", {"rows": 1, "tokens": 4})
-    assert ledger.read()["totals"] == {"rows": 4, "tokens": 16}
+    assert ledger.read()["totals"] == {"rows": 4, "tokens": 16, "errors": 0}
+
+
+def test_an_error_row_that_is_brought_again_is_counted_once():
+    ledger = Ledger()
+    ledger.start("w")
+    ledger.progress("w", {"rows": 3, "errors": 1})
+    ledger.count_errors("w", [A, B])
+    ledger.start("w")
+    ledger.count_errors("w", [A])
+    assert ledger.read()["totals"] == {"rows": 5, "errors": 3}
+
+
+def test_the_reason_of_a_death_is_the_worker_s_own():
+    ledger = Ledger()
+    ledger.start("v")
+    ledger.start("w")
+    ledger.fail("w", "Traceback\nno memory\n")
+    ledger.start("w")
+    assert ledger.read()["last_death"] == "no memory"
+    ledger.start("v")  # was killed, and said nothing
+    ledger.start("w")
+    assert ledger.read()["last_death"] == "its process ended"
