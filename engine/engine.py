@@ -300,13 +300,4 @@ def _key(item: Request | Result) -> tuple[str, str]:
 def _error_result(request: Request, error: RowError, engine_seed: int) -> Result:
     seed = getattr(request.params, "seed", None)
     seed = seed if isinstance(seed, int) and abs(seed) < 2**63 else engine_seed  # the request may be bad in this very field
-    return Result(
-        id=request.id,
-        sample=request.sample,
-        prompt=request.prompt,
-        token_ids=None,
-        text=None,
-        finish_reason="error",
-        error=error,
-        seed=seed,
-    )
+    return Result.failed(request.id, request.sample, error, prompt=request.prompt, seed=seed)

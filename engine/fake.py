@@ -164,12 +164,8 @@ class FakeEngine:
             if "row_error" in marks:
                 raise RowError("fake_error", "the prompt asked for it")
         except RowError as error:
-            self._failed.append(
-                Result(
-                    id=request.id, sample=request.sample, prompt=prompt, token_ids=None, text=None, finish_reason="error",
-                    error=error, num_prompt_tokens=num_prompt_tokens, seed=seed,
-                )
-            )  # fmt: skip
+            known = {"prompt": prompt, "seed": seed, "num_prompt_tokens": num_prompt_tokens}
+            self._failed.append(Result.failed(request.id, request.sample, error, **known))
             return
         if "kill" in marks:
             os._exit(137)

@@ -227,3 +227,8 @@ class Result:
     logprobs: list[float] | None = None
     cycles: list[Cycle] | None = None
     latency_s: float = 0.0
+
+    @classmethod
+    def failed(cls, id: str, sample: int, error: RowError, *, prompt: str | None, seed: int, **known: Any) -> Result:
+        """The result of a row that `error` ended; `known`: other fields that were found before."""
+        return cls(id=id, sample=sample, prompt=prompt, token_ids=None, text=None, finish_reason="error", error=error, seed=seed, **known)

@@ -56,18 +56,16 @@ class Row:
 
     def result(self, text: str, latency_s: float) -> Result:
         assert self.finish_reason is not None, "only a finished row has a result"
-        failed = self.error is not None
+        known = {"prompt": self.prompt, "seed": self.seed, "num_prompt_tokens": self.num_prompt_tokens, "latency_s": latency_s}
+        if self.error is not None:
+            return Result.failed(self.request.id, self.request.sample, self.error, **known)
         return Result(
             id=self.request.id,
             sample=self.request.sample,
-            prompt=self.prompt,
-            token_ids=None if failed else self.output,
-            text=None if failed else text,
+            token_ids=self.output,
+            text=text,
             finish_reason=self.finish_reason,
-            error=self.error,
-            num_prompt_tokens=self.num_prompt_tokens,
-            seed=self.seed,
-            logprobs=self.logprobs if self.params.logprobs and not failed else None,
-            cycles=None if failed else self.cycles,
-            latency_s=latency_s,
+            logprobs=self.logprobs if self.params.logprobs else None,
+            cycles=self.cycles,
+            **known,
         )

@@ -73,16 +73,8 @@ class GenerateRows:
         )
 
     def _refused(self, row: Mapping[str, Any], error: RowError) -> Result:
-        return Result(
-            id=row["id"],
-            sample=row["sample"],
-            prompt=row["prompt"],
-            token_ids=None,
-            text=None,
-            finish_reason="error",
-            error=error,
-            seed=json.loads(row["params"] or "{}").get("seed", self._options.seed),
-        )
+        seed = json.loads(row["params"] or "{}").get("seed", self._options.seed)
+        return Result.failed(row["id"], row["sample"], error, prompt=row["prompt"], seed=seed)
 
 
 def _key(row: Mapping[str, Any]) -> tuple[int, int]:

@@ -147,16 +147,8 @@ class Generator:
 
 def _killed(request: Request, job_seed: int) -> Result:
     error = RowError("engine_killed", "the engine died twice with this row in it, the second time with nothing else")
-    return Result(
-        id=request.id,
-        sample=request.sample,
-        prompt=request.prompt,
-        token_ids=None,
-        text=None,
-        finish_reason="error",
-        error=error,
-        seed=job_seed if request.params.seed is None else request.params.seed,
-    )
+    seed = job_seed if request.params.seed is None else request.params.seed
+    return Result.failed(request.id, request.sample, error, prompt=request.prompt, seed=seed)
 
 
 class _Gate:
