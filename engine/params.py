@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import RowError, UserError, unknown_name
 
-METHODS = ("rheo", "coupled", "topk", "chain", "off")
+METHODS = ("rheo", "coupled", "topk", "static", "chain", "off")
 ORDERS = ("stochastic_first", "deterministic_first")
 
 #: methods whose output tokens are drawn as argmax(log p + noise): the same seed gives the same text with each of them
@@ -140,7 +140,8 @@ class Speculation:
 
     tree_size counts the root (60 = root + 59 drafted tokens), depth counts draft levels; None: the preset's, else 60 and 8.
     top_k: candidate slots of a node, and the width of the beam. m: lead tokens of a node (`rheo`).
-    draft_top: the draft's law keeps this many tokens (`rheo`, `chain`); 0 keeps all.
+    draft_top: the draft's law keeps this many tokens (`rheo`, `static`, `chain`); 0 keeps all.
+    topology: of `static` trees: "auto" (the preset's), or a file; its first tree_size - 1 nodes within depth are used.
     """
 
     method: str = "rheo"
@@ -149,6 +150,7 @@ class Speculation:
     top_k: int = 10
     m: int = 1
     draft_top: int = 128
+    topology: str = "auto"
     verification: Verification = field(default_factory=Verification)
     budget: str = "fixed"
 
@@ -158,8 +160,6 @@ class Speculation:
         def refuse(name: str, value: object, allowed: str) -> None:
             raise UserError(f"speculation.{name}={value!r}; allowed: {allowed}")
 
-        if self.method == "static":
-            refuse("method", self.method, f"{', '.join(METHODS)} (static trees are not built yet)")
         if self.method not in METHODS:
             raise UserError(unknown_name("speculation.method", self.method, METHODS))
         for name, least in (("tree_size", 1), ("depth", 1), ("top_k", 1), ("m", 0), ("draft_top", 0)):
@@ -168,6 +168,8 @@ class Speculation:
                 continue
             if not _is_int(value) or value < least:
                 refuse(name, value, f"an integer >= {least}")
+        if self.topology != "auto" and self.method != "static":
+            refuse("topology", self.topology, f"auto with method={self.method}")
         if self.method == "rheo" and self.m > self.top_k - 1:
             refuse("m", self.m, f"0 to top_k-1 = {self.top_k - 1}")
         if self.verification.rule != "lossless":
@@ -185,6 +187,9 @@ class Request:
     """One sample of one row: exactly one of `prompt` (raw text), `messages` (put through the chat template) or `token_ids`.
 
     id: None becomes the request's index. params: None becomes SamplingParams().
+    template_kwargs: variables for the chat template (Qwen3's enable_thinking).
+    truncate: what becomes of a prompt that does not fit: "error"; "left" and "right" cut text from that end until max_tokens fit too.
+    parse_special: special tokens that the text spells (<|im_end|>) become those tokens; otherwise they stay text.
     """
 
     id: str | None = None
@@ -193,6 +198,9 @@ class Request:
     token_ids: Sequence[int] | None = None
     params: SamplingParams | None = None
     sample: int = 0
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    truncate: str = "error"
+    parse_special: bool = False
 
 
 class Cycle(NamedTuple):

@@ -111,6 +111,7 @@ class SpeculationSection:
     top_k: int = Speculation.top_k
     m: int = Speculation.m
     draft_top: int = Speculation.draft_top
+    topology: str = Speculation.topology
     verification: VerificationSection = field(default_factory=VerificationSection)
     budget: str = Speculation.budget
 
