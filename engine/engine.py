@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -13,29 +13,37 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.cycle import Decoder
 from engine.drafting import Drafter
+from engine.drafts.loading import load_draft
+from engine.drafts.model import DraftModel
 from engine.errors import EngineError, RowError, UserError
-from engine.models.checkpoint import load_eagle3
-from engine.models.eagle3 import Eagle3Head
 from engine.models.loading import load_causal_lm, load_tokenizer
-from engine.models.source import resolve_draft, resolve_target
-from engine.options import check_limits, resolve_attention, resolve_device, resolve_dtype, resolve_kv_cache_gib, resolve_max_batch
+from engine.models.source import resolve_draft, resolve_target, resolve_topology
+from engine.options import (
+    check_limits,
+    resolve_attention,
+    resolve_device,
+    resolve_dtype,
+    resolve_kv_cache_gib,
+    resolve_max_batch,
+    resolve_max_model_len,
+)
 from engine.params import Request, Result, Speculation
 from engine.prompting import prepare_row
 from engine.row import Row
 from engine.stopping import final_text
 from engine.target import Target
+from engine.topology import Topology, read_topology
 
 DEFAULT_TREE_SIZE, DEFAULT_DEPTH = 60, 8
-_MAX_PREFILL_TOKENS = 8192  # of one pass, unless a single prompt has more: activations grow with them
 
 
 class Engine:
     """Lossless speculative decoding of many requests at once. Not thread-safe: one thread submits and steps.
 
     Args:
-        target, head: the models, on one device; `head` None without speculation.
+        target, draft: on one device; the target gives the features that the draft reads. `draft` None without speculation.
         tokenizer: None allows requests by token_ids only, whose results have no text.
-        speculation: tree_size and depth None become 60 and 8.
+        speculation: tree_size and depth None become 60 and 8. topology: for its method `static`.
         max_batch: slots. kv_cache_gib: bound on both caches, apart from the moment in which they are resized; a row waits while it does
             not fit.
         reproducible: run each row's cycle alone, so that its bits do not depend on its neighbours; fp32 only, slower.
@@ -44,10 +52,11 @@ class Engine:
     def __init__(
         self,
         target: Target,
-        head: Eagle3Head | None,
+        draft: DraftModel | None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         speculation: Speculation | None = None,
+        topology: Topology | None = None,
         attention: str = "sdpa",
         max_batch: int = 16,
         max_model_len: int | None = None,
@@ -63,21 +72,21 @@ class Engine:
             tree_size=DEFAULT_TREE_SIZE if speculation.tree_size is None else speculation.tree_size,
             depth=DEFAULT_DEPTH if speculation.depth is None else speculation.depth,
         )
-        if self.speculation.method != "off" and head is None:
+        if self.speculation.method != "off" and draft is None:
             raise UserError(f"speculation.method='{self.speculation.method}' needs a draft; allowed without one: off")
         if reproducible and target.dtype != torch.float32:
             raise UserError(f"engine.reproducible=true with model.dtype={str(target.dtype).removeprefix('torch.')}; allowed: float32")
         drafts = self.speculation.method != "off" and self.speculation.tree_size > 1
         drafter = None
         if drafts:
-            drafter = Drafter(head, self.speculation, num_target_tokens=target.vocab_size, attention=attention)
+            drafter = Drafter(
+                draft, self.speculation, num_target_tokens=target.vocab_size, device=target.device, topology=self._nodes(topology)
+            )
         self.decoder = Decoder(target, drafter, self.speculation, attention=attention, tokenizer=tokenizer)
         self._target, self.tokenizer = target, tokenizer
+        self.draft_trained_length = draft.trained_length if drafter else None
         self.max_batch = max_batch
-        limit = target.config.max_position_embeddings
-        self.max_model_len = limit if max_model_len is None else max_model_len
-        if self.max_model_len > limit:
-            raise UserError(f"model.max_model_len={max_model_len}; allowed: up to the model's {limit}")
+        self.max_model_len = resolve_max_model_len(max_model_len, target.length_limit)
         #: places (slots * capacity) of both caches at most
         self._max_places = None if kv_cache_gib is None else int(kv_cache_gib * 2**30 / self.decoder.bytes_per_token)
         self._reproducible = reproducible
@@ -87,6 +96,15 @@ class Engine:
         self.running: list[Row] = []
         self._refused: list[Result] = []
         self._num_submitted = 0
+
+    def _nodes(self, topology: Topology | None) -> Sequence[tuple[int, ...]]:
+        """The shape of static trees; none for the other methods."""
+        speculation = self.speculation
+        if speculation.method != "static":
+            return ()
+        if topology is None:
+            raise UserError("speculation.method='static' needs a topology")
+        return topology.first(speculation.tree_size - 1, speculation.depth)
 
     @classmethod
     def load(
@@ -116,28 +134,24 @@ class Engine:
         torch_dtype = resolve_dtype(dtype, torch_device, reproducible=reproducible)
         attention = resolve_attention(attention)
         resolved = resolve_target(str(target), revision)
-        draft_path = resolve_draft(str(draft), resolved.preset, speculation.method)
+        resolved_draft = resolve_draft(str(draft), resolved.preset, speculation.method, resolved.path)
         if resolved.preset is not None:
             speculation = dataclasses.replace(
                 speculation,
                 tree_size=speculation.tree_size or resolved.preset.tree_size,
                 depth=speculation.depth or resolved.preset.depth,
             )
+        topology = None
+        if speculation.method == "static":
+            topology = read_topology(resolve_topology(speculation.topology, resolved.preset))
         model = load_causal_lm(resolved.path, torch_dtype, torch_device)
-        head = None
-        if draft_path is not None:
-            head = load_eagle3(
-                draft_path,
-                target_config=model.config,
-                embedding=model.get_input_embeddings().weight,
-                dtype=torch_dtype,
-                device=torch_device,
-            )
+        draft_model = None if resolved_draft is None else load_draft(resolved_draft, model, attention=attention)
         return cls(
-            Target(model, head.feature_layers if head else ()),
-            head,
-            load_tokenizer(resolved.path),
+            Target(model, draft_model.feature_layers if draft_model else ()),
+            draft_model,
+            load_tokenizer(resolved.path, resolved.chat_template),
             speculation=speculation,
+            topology=topology,
             attention=attention,
             max_batch=resolve_max_batch(max_batch, torch_device),
             max_model_len=max_model_len,
@@ -263,14 +277,10 @@ class Engine:
     def _admit(self) -> None:
         """Fill free slots from the queue, and close the gaps: the running rows hold slots 0, 1, 2, ..."""
         waiting: list[Row] = []
-        num_prefill_tokens = 0
         capacity = max((self.decoder.capacity(row) for row in self.running), default=0)
         while self._queue and len(self.running) + len(waiting) < self.max_batch:
             wider = max(capacity, self.decoder.capacity(self._queue[0]))
             if self._max_places is not None and wider * (len(self.running) + len(waiting) + 1) > self._max_places:
-                break
-            num_prefill_tokens += self._queue[0].num_prompt_tokens
-            if waiting and num_prefill_tokens > _MAX_PREFILL_TOKENS:
                 break
             capacity = wider
             waiting.append(self._queue.popleft())

@@ -55,6 +55,7 @@ class FakeEngine:
     """The interface of `engine.Engine` over a table of words."""
 
     has_chat_template = True
+    draft_trained_length = None
     dtype = "none"
     device = "cpu"
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
 
 from engine.attention import BACKENDS
 from engine.errors import UserError, unknown_name
+from engine.models.folder import LengthLimit
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTO_MAX_BATCH = {"cpu": 16, "cuda": 64}
@@ -60,6 +64,17 @@ def resolve_attention(attention: str) -> str:
     if attention not in BACKENDS:
         raise UserError(f"{unknown_name('model.attention', attention, ['auto', *BACKENDS])}; flash and flex are not built yet")
     return attention
+
+
+def resolve_max_model_len(max_model_len: int | None, limit: LengthLimit) -> int:
+    """Tokens of prompt and output together; None becomes the model's limit, which is announced where it is a window."""
+    if max_model_len is None:
+        if limit.field == "sliding_window":
+            logger.warning("model.max_model_len is %d: attention beyond the model's sliding_window is not built", limit.num_tokens)
+        return limit.num_tokens
+    if max_model_len > limit.num_tokens:
+        raise UserError(f"model.max_model_len={max_model_len}; allowed: up to {limit.num_tokens}, the model's {limit.field}")
+    return max_model_len
 
 
 def resolve_kv_cache_gib(kv_cache_gib: float | str, device: torch.device) -> float:

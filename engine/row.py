@@ -16,7 +16,9 @@ class Row:
 
     key: of its randomness. tokens: the prompt's and the output's ids. max_tokens: output tokens at most, the model's length included.
     num_cached: tokens whose keys and values the target's cache holds; the last token is never among them.
-    num_paired: (token, feature) pairs that the draft's cache holds. pending_TF: features whose pairs it does not hold yet.
+    num_draft_cached: places of the draft's cache that hold the row's text: tokens, or an EAGLE head's (token, feature) pairs.
+    pending_TF: features whose pairs an EAGLE head does not hold yet.
+    takes_plain_step: the next cycle drafts nothing.
     num_cycles: the cycle counter of the draft's keys.
     """
 
@@ -32,8 +34,9 @@ class Row:
     started: float
     slot: int = -1
     num_cached: int = 0
-    num_paired: int = 0
+    num_draft_cached: int = 0
     pending_TF: Tensor | None = None
+    takes_plain_step: bool = False
     num_cycles: int = 0
     cycles: list[Cycle] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -44,7 +47,11 @@ class Row:
 
     @property
     def is_prefilled(self) -> bool:
-        return self.num_cached > 0
+        return self.num_cached >= self.num_prompt_tokens
+
+    @property
+    def drafts(self) -> bool:
+        return self.is_prefilled and not self.takes_plain_step
 
     @property
     def num_output_tokens(self) -> int:

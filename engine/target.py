@@ -6,9 +6,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, LlamaForCausalLM
+from transformers import AttentionInterface, PreTrainedModel
 
 from engine.kv_cache import KVCache
+from engine.models.folder import LengthLimit, find_length_limit
 
 _ATTENTION = "rheo_packed"
 
@@ -27,14 +28,14 @@ AttentionInterface.register(_ATTENTION, _packed_attention)
 
 
 class Target:
-    """A causal language model of the Llama architecture.
+    """A causal language model of one of the architectures in `engine.models.folder`: they share the names of Llama's parts.
 
     Args:
-        model: in eval mode, on its device.
+        model: as `load_causal_lm` gives it.
         feature_layers: layers whose entering hidden states the draft reads (LAW.md 1.5); empty without a draft.
     """
 
-    def __init__(self, model: LlamaForCausalLM, feature_layers: tuple[int, ...] = ()):
+    def __init__(self, model: PreTrainedModel, feature_layers: tuple[int, ...] = ()):
         model.config._attn_implementation = _ATTENTION
         self._model = model
         self._feature_layers = feature_layers
@@ -49,6 +50,11 @@ class Target:
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
+
+    @property
+    def length_limit(self) -> LengthLimit:
+        """Tokens of prompt and output together, at most."""
+        return find_length_limit(self.config.to_dict())
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -10,13 +10,17 @@ from typing import Any
 
 from engine.errors import UserError, unknown_name
 from engine.params import SamplingParams
-from pipeline.config import JobConfig, check_sampling
-from pipeline.records import MAX_SAMPLES, Columns
+from pipeline.columns import Columns
+from pipeline.config import InputSection, JobConfig, check_sampling
+from pipeline.files import list_paths
+from pipeline.formats import READERS
+from pipeline.records import MAX_SAMPLES
 from pipeline.sources import Plan, scan_input
+from pipeline.template import compile_template
 
 _CHOICES = {
-    "input.format": ("auto", "jsonl", "parquet"),
-    "input.truncate": ("error",),
+    "input.format": ("auto", *READERS),
+    "input.truncate": ("error", "left", "right"),
     "model.dtype": ("auto", "float32", "bfloat16", "float16"),
     "model.attention": ("auto", "sdpa"),
     "engine.kind": ("real", "fake"),
@@ -25,15 +29,11 @@ _CHOICES = {
 
 #: values of the contract that have no code behind them yet
 _UNBUILT = {
-    "input.format": ("csv", "text"),
-    "input.truncate": ("left", "right"),
     "model.attention": ("flash", "flex"),
 }
 
 #: options of the contract that must keep their default for now
 _UNBUILT_OPTIONS = (
-    "input.template",
-    "input.template_kwargs",
     "input.max_errors",
     "input.grow",
     "input.storage_options",
@@ -90,16 +90,15 @@ def check_config(config: JobConfig) -> SamplingParams:
         value = _get(config, rule.option)
         if not rule.is_valid(value):
             raise UserError(f"{rule.option}={_show(value)}; allowed: {rule.allowed}")
-    for option in ("input.path", "output.path"):
-        value = _get(config, option)
-        if "://" in value:
-            raise UserError(f"{option}='{value}': object stores are not built yet; allowed: a local path")
-        if not value:
-            raise UserError(f"{option} is empty; allowed: a path")
-    if config.input.prompt is None and config.input.messages is None:
-        raise UserError("input.prompt and input.messages are both null; allowed: at least one column")
-    if config.input.system is not None and config.input.chat is False:
-        raise UserError("input.system needs the chat template, and input.chat=false; allowed: input.chat=auto or true")
+    if not (isinstance(config.input.path, str) or _is_list_of_paths(config.input.path)):
+        raise UserError(f"input.path={_show(config.input.path)}; allowed: a path, or a list of paths")
+    for option, paths in (("input.path", list_paths(config.input.path)), ("output.path", [config.output.path])):
+        for path in paths:
+            if "://" in path:
+                raise UserError(f"{option}='{path}': object stores are not built yet; allowed: a local path")
+            if not path:
+                raise UserError(f"{option} is empty; allowed: a path")
+    _check_prompt_options(config.input)
     if config.engine.reproducible and config.model.dtype not in ("auto", "float32"):
         raise UserError(f"model.dtype='{config.model.dtype}' with engine.reproducible=true; allowed: auto, float32")
     config.speculation.to_speculation().check()
@@ -108,14 +107,36 @@ def check_config(config: JobConfig) -> SamplingParams:
     return check_sampling(config.sampling)
 
 
+def _is_list_of_paths(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(path, str) for path in value)
+
+
+def _check_prompt_options(section: InputSection) -> None:
+    """Raises UserError for options that make a prompt in two ways, or in none, or have no effect."""
+    if section.prompt is None and section.messages is None and section.template is None:
+        raise UserError("input.prompt and input.messages are both null; allowed: at least one column, or input.template")
+    if section.template is not None:
+        compile_template(section.template)
+        for name in ("prompt", "messages"):
+            column = getattr(section, name)
+            if column not in (None, getattr(InputSection, name)):
+                raise UserError(f"input.{name}='{column}' beside input.template, which makes the prompt; allowed: one of them")
+    for name, is_set in (("system", section.system is not None), ("template_kwargs", bool(section.template_kwargs))):
+        if is_set and section.chat is False:
+            raise UserError(f"input.{name} needs the chat template, and input.chat=false; allowed: input.chat=auto or true")
+
+
 def check_model(config: JobConfig) -> None:
-    """Raises UserError for a target or draft that cannot be found or is of no supported kind. Loads nothing."""
+    """Raises UserError for a target, draft or topology that cannot be found or is of no supported kind. Loads nothing."""
     if config.engine.kind == "fake":
         return
-    from engine.models.source import check_draft, check_target
+    from engine.models.source import check_draft, check_target, resolve_topology
+    from engine.topology import read_topology
 
     preset = check_target(config.model.target, config.model.revision)
     check_draft(config.model.draft, preset, config.speculation.method, config.model.target)
+    if config.speculation.method == "static":
+        read_topology(resolve_topology(config.speculation.topology, preset))
 
 
 def check_output(path: str) -> None:
@@ -136,8 +157,9 @@ def check_output(path: str) -> None:
 def check_input(config: JobConfig, defaults: SamplingParams) -> tuple[Plan, Columns]:
     """Goes through the input once. Raises UserError as `scan_input` does, and when output or input lies inside the other."""
     output = config.output.path
-    if os.path.isdir(config.input.path) and _is_inside(output, config.input.path):
-        raise UserError(f"output.path '{output}' is inside input.path '{config.input.path}'; allowed: a folder outside it")
+    for path in list_paths(config.input.path):
+        if os.path.isdir(path) and _is_inside(output, path):
+            raise UserError(f"output.path '{output}' is inside input.path '{path}'; allowed: a folder outside it")
     columns = Columns(config.input, defaults, config.sampling.n)
     plan = scan_input(config.input.path, config.input.format, columns)
     for file in plan.files:

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from engine.errors import RowError, UserError, unknown_name
-from engine.params import SamplingParams, Speculation, Verification
+from engine.params import Request, SamplingParams, Speculation, Verification
 
 
 @dataclass(kw_only=True)
@@ -33,13 +33,16 @@ class JobSection:
 
 @dataclass(kw_only=True)
 class InputSection:
-    """path: a file, a folder or a glob. prompt, messages, id, params: columns, or paths into one (`turns.0`); None: not read.
+    """path: a file, a folder, a glob, or a list of these; a file that several of them name is read once.
 
+    prompt, messages, id, params: columns, or paths into one (`turns.0`); None: not read.
+    template: Jinja2 over the columns, which makes the prompt in place of `prompt` and `messages`.
     chat: `auto` makes a prompt one user message when the tokenizer has a chat template, `false` leaves it raw text.
-    system: a system message put first. limit: only so many records, the first ones.
+    template_kwargs: variables of the chat template. system: a system message put first.
+    truncate, parse_special: as in `engine.Request`. limit: only so many records, the first ones.
     """
 
-    path: str = MISSING
+    path: Any = MISSING
     format: str = "auto"
     prompt: str | None = "prompt"
     messages: str | None = "messages"
@@ -49,7 +52,8 @@ class InputSection:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     system: str | None = None
     params: str | None = "params"
-    truncate: str = "error"
+    truncate: str = Request.truncate
+    parse_special: bool = Request.parse_special
     limit: int | None = None
     max_errors: int | None = None
     grow: bool = False

@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from engine.errors import RowError
 from engine.params import Request, Result, SamplingParams
+from pipeline.config import InputSection
 from pipeline.schema import make_record, make_table
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
-    """How rows become requests. chat: "auto", True or False. seed: of a row that has none of its own."""
+    """How rows become requests. input: its chat, template_kwargs, system, truncate and parse_special. seed: of a row without its own."""
 
     defaults: SamplingParams
-    chat: bool | str
-    system: str | None
+    input: InputSection
     seed: int
 
 
@@ -86,17 +86,26 @@ def make_request(row: Mapping[str, Any], options: RowOptions, *, has_chat_templa
     if row["error_type"] is not None:
         raise RowError(row["error_type"], row["error_message"])
     params = SamplingParams.from_mapping(json.loads(row["params"] or "{}"), options.defaults)
+    section = options.input
     messages: Sequence[Mapping[str, Any]] | None = None
     if row["messages"] is not None:
         messages = json.loads(row["messages"])
-    elif options.chat is True or (options.chat == "auto" and has_chat_template):
+    elif section.chat is True or (section.chat == "auto" and has_chat_template):
         messages = [{"role": "user", "content": row["prompt"]}]
-    if options.system is not None:
-        if messages is None:
-            raise RowError("template_error", "input.system is set, but the prompt is raw text: the tokenizer has no chat template")
-        if messages[0]["role"] not in ("system", "developer"):
-            messages = [{"role": "system", "content": options.system}, *messages]
+    for option, is_set in (("system", section.system is not None), ("template_kwargs", bool(section.template_kwargs))):
+        if is_set and messages is None:
+            raise RowError("template_error", f"input.{option} is set, but the prompt is raw text: the tokenizer has no chat template")
+    if section.system is not None and messages[0]["role"] not in ("system", "developer"):
+        messages = [{"role": "system", "content": section.system}, *messages]
     if messages is not None and not has_chat_template:
         raise RowError("template_error", "the tokenizer has no chat template; allowed: input.prompt with input.chat=false")
-    prompt = row["prompt"] if messages is None else None
-    return Request(id=row["id"], sample=row["sample"], prompt=prompt, messages=messages, params=params)
+    return Request(
+        id=row["id"],
+        sample=row["sample"],
+        prompt=row["prompt"] if messages is None else None,
+        messages=messages,
+        params=params,
+        template_kwargs=section.template_kwargs,
+        truncate=section.truncate,
+        parse_special=section.parse_special,
+    )

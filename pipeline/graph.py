@@ -15,8 +15,8 @@ from ray.data import ActorPoolStrategy, DataContext, Datasink, Datasource, ReadT
 from ray.data.block import BlockMetadata
 
 from engine.errors import EngineError
+from pipeline.columns import Columns
 from pipeline.generate import GenerateRows, RowOptions
-from pipeline.records import Columns
 from pipeline.sources import Chunk, read_chunk
 
 ROWS_PER_CALL = 8

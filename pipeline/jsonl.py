@@ -1,58 +1,37 @@
-"""JSON Lines, plain or gzipped: byte ranges for the readers, one record per line.
-
-Lines end at `\\n` only: U+2028 and its like are ordinary characters inside a string.
-"""
+"""JSON Lines: one record per line that is not blank."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import BinaryIO
 
 from engine.errors import RowError, UserError
+from pipeline.streams import read_lines, with_compressions
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+SUFFIXES = with_compressions(".jsonl", ".ndjson")
 
-_BOM = b"\xef\xbb\xbf"
-_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
-
-
-def scan_lines(path: str) -> Iterator[tuple[int, int, bytes]]:
-    """(line number from 1, byte offset in the plain stream, line) of every line that is not blank.
-
-    Raises UserError for a file that is not JSON Lines at all: UTF-16, one JSON array, broken gzip.
-    """
-    first = True
-    offset = 0
-    with _open(path) as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1 and line.startswith(_UTF16_BOMS):
-                raise UserError(f"input file '{path}' is UTF-16; allowed: UTF-8 (iconv -f UTF-16 -t UTF-8 converts it)")
-            text = _strip(line, number)
-            if text:
-                if first and (text == b"[" or text.startswith(b"[{")):
-                    raise UserError(f"input file '{path}' is one JSON array; allowed: JSON Lines, one object per line")
-                first = False
-                yield number, offset, text
-            offset += len(line)
+_ARRAY = re.compile(rb"\[\s*(\{|$)")
 
 
-def read_lines(path: str, *, offset: int, first_line: int) -> Iterator[tuple[int, bytes]]:
-    """(line number, line) of the lines that are not blank, from a byte offset that `scan_lines` gave."""
-    with _open(path) as file:
-        if offset:
-            file.seek(offset)
-        for number, line in enumerate(file, start=first_line):
-            text = _strip(line, number)
-            if text:
-                yield number, text
+def read_columns(path: str) -> None:
+    """Records name their columns themselves."""
 
 
-def parse_line(line: bytes) -> dict | RowError:
-    """The record of a line, or what is wrong with it."""
+def read_records(path: str, *, offset: int = 0, first: int = 1) -> Iterator[tuple[int, int, dict | RowError]]:
+    """(line, byte offset, record); see `pipeline.formats`. Raises UserError as `read_lines` does, and for a file that is one JSON array."""
+    at_start = offset == 0
+    for number, place, line in read_lines(path, offset=offset, first=first):
+        if isinstance(line, RowError):
+            yield number, place, line
+        elif text := line.strip():
+            if at_start and _ARRAY.match(text):
+                raise UserError(f"input file '{path}' is one JSON array; allowed: JSON Lines, one object per line")
+            at_start = False
+            yield number, place, _parse(text)
+
+
+def _parse(line: bytes) -> dict | RowError:
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -64,18 +43,3 @@ def parse_line(line: bytes) -> dict | RowError:
     if not isinstance(record, dict):
         return RowError("bad_record", f"the line holds a {type(record).__name__}; allowed: an object")
     return record
-
-
-def _strip(line: bytes, number: int) -> bytes:
-    return (line.removeprefix(_BOM) if number == 1 else line).strip()
-
-
-@contextmanager
-def _open(path: str) -> Iterator[BinaryIO]:
-    try:
-        with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
-            yield file
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"input file '{path}' is broken gzip: {error}") from None
-    except OSError as error:
-        raise UserError(f"input file '{path}' cannot be read: {error.strerror or error}") from None

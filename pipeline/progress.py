@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pipeline.report import format_seconds
+from pipeline.wording import format_seconds
 
 _POLL_S = 0.5
 _LINE_S = 5.0

@@ -11,14 +11,13 @@ import decimal
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from engine.errors import RowError
 from engine.params import SamplingParams
-from pipeline.config import InputSection
+from pipeline.columns import MISSING, Columns, has_column, lookup
 
 MAX_SAMPLES = 10_000
 
@@ -38,21 +37,6 @@ ROW_SCHEMA = pa.schema(
 )
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-_MISSING = object()
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Where a record's parts are, and what holds for a row that does not say otherwise."""
-
-    input: InputSection
-    defaults: SamplingParams
-    num_samples: int
-
-    def names(self) -> list[str]:
-        """The configured column paths."""
-        section = self.input
-        return [name for name in (section.id, section.prompt, section.messages, section.params) if name]
 
 
 def read_key(record: Mapping | RowError, place: str, columns: Columns) -> tuple[str, int]:
@@ -98,27 +82,9 @@ def expand_record(record: Mapping | RowError, *, row_index: int, place: str, col
     return [{**row, "sample": sample} for sample in range(num_samples)]
 
 
-def lookup(record: Any, path: str) -> Any:
-    """The value of a column, or of a path into one (`turns.0`, `conversation.0.text`); `_MISSING` where there is none."""
-    if isinstance(record, Mapping) and path in record:
-        return record[path]
-    for part in path.split("."):
-        if isinstance(record, Mapping) and part in record:
-            record = record[part]
-        elif isinstance(record, list) and part.isdecimal() and int(part) < len(record):
-            record = record[int(part)]
-        else:
-            return _MISSING
-    return record
-
-
-def has_column(record: Mapping, path: str | None) -> bool:
-    return path is not None and lookup(record, path) is not _MISSING
-
-
 def _get(record: Mapping, path: str | None) -> Any:
-    value = _MISSING if path is None else lookup(record, path)
-    return None if value is _MISSING else value
+    value = MISSING if path is None else lookup(record, path)
+    return None if value is MISSING else value
 
 
 def _error_fields(error: RowError, place: str) -> dict:
@@ -139,6 +105,8 @@ def _read_id(record: Mapping, columns: Columns) -> str | None:
 def _read_params(record: Mapping, columns: Columns) -> tuple[dict, int]:
     """The row's own sampling parameters, checked, and its number of samples."""
     value = _get(record, columns.input.params)
+    if _is_blank(value):  # as an empty cell in CSV
+        value = None
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -158,31 +126,46 @@ def _read_params(record: Mapping, columns: Columns) -> tuple[dict, int]:
 
 def _read_prompt(record: Mapping, columns: Columns) -> tuple[str | None, str | None]:
     """(prompt, None) or (None, messages as JSON)."""
+    if columns.template is not None:
+        return _check_prompt(columns.template.render(record), "the prompt from input.template"), None
     names = columns.input
     prompt, messages = _get(record, names.prompt), _get(record, names.messages)
-    wanted = [name for name in (names.prompt, names.messages) if name]
-    if prompt is not None and messages is not None:
-        raise RowError("bad_record", f"has both {wanted[0]} and {wanted[1]}; set one of input.prompt, input.messages to null")
-    if messages is not None:
-        checked = _read_messages(messages, names.messages)
-        return None, json.dumps(checked)
-    if prompt is None:
-        null = [name for name in wanted if has_column(record, name)]
-        what = f"{null[0]} is null" if null else f"has no {' and no '.join(wanted)}; its keys: {_show(list(record))}"
-        raise RowError("bad_record", what)
+    if _is_blank(messages) and prompt is not None:  # as an empty cell in CSV
+        messages = None
+    if messages is None:
+        if prompt is None:
+            raise RowError("bad_record", _describe_missing(record, columns.prompts()))
+        return _check_prompt(prompt, names.prompt), None
+    if prompt is not None and not _is_blank(prompt):
+        raise RowError("bad_record", f"has both {names.prompt} and {names.messages}; set one of input.prompt, input.messages to null")
+    return None, json.dumps(_read_messages(messages, names.messages))
+
+
+def _describe_missing(record: Mapping, wanted: list[str]) -> str:
+    null = [name for name in wanted if has_column(record, name)]
+    return f"{null[0]} is null" if null else f"has no {' and no '.join(wanted)}; its keys: {_show(list(record))}"
+
+
+def _check_prompt(prompt: Any, name: str) -> str:
     if isinstance(prompt, bytes):
         try:
             prompt = prompt.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise RowError("bad_record", f"{names.prompt} is not UTF-8: {error.reason} at byte {error.start}") from None
+            raise RowError("bad_record", f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
     if not isinstance(prompt, str):
-        raise RowError("bad_record", f"{names.prompt}={_show(prompt)} is {_kind(prompt)}; allowed: text")
-    if not prompt.strip():
-        raise RowError("empty_prompt", f"{names.prompt} is empty or blank")
-    return _require_utf8(prompt, names.prompt), None
+        raise RowError("bad_record", f"{name}={_show(prompt)} is {_kind(prompt)}; allowed: text")
+    if _is_blank(prompt):
+        raise RowError("empty_prompt", f"{name} is empty or blank")
+    return _require_utf8(prompt, name)
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
 
 
 def _read_messages(value: Any, name: str) -> list[dict]:
+    if _is_blank(value):
+        raise RowError("empty_prompt", f"{name} is empty or blank")
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -212,7 +195,7 @@ def _read_messages(value: Any, name: str) -> list[dict]:
 
 def _read_meta(record: Mapping, columns: Columns) -> str | None:
     """The columns that are not used whole, as JSON. Reversible: see `_plain`."""
-    used = set(columns.names())
+    used = columns.used_whole()
     rest = {name: value for name, value in record.items() if name not in used}
     if not rest:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from engine.errors import EngineError, UserError
 from pipeline import exit_codes, runfile
 from pipeline.schema import SCHEMA
+from pipeline.wording import clip, format_seconds
 
 _COLUMNS = [
     "status",
@@ -23,13 +24,14 @@ _COLUMNS = [
     "num_cycles",
     "num_draft_tokens",
     "num_accepted_tokens",
+    "worker",
 ]
 _NUM_SAMPLES = 2
 
 
 @dataclass
 class Summary:
-    """Counts over all rows; rates are derived when printed."""
+    """Counts over all rows; rates are derived when printed. longest_row: prompt and output together, in tokens."""
 
     num_files: int = 0
     num_rows: int = 0
@@ -37,13 +39,13 @@ class Summary:
     errors: Counter = field(default_factory=Counter)
     finish: Counter = field(default_factory=Counter)
     tokens: Counter = field(default_factory=Counter)
+    longest_row: int = 0
+    workers: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))
     samples: list[dict] = field(default_factory=list)
 
     @property
     def tau(self) -> float | None:
-        """Mean acceptance length, pooled over all cycles."""
-        cycles = self.tokens["cycles"]
-        return (self.tokens["accepted"] + cycles) / cycles if cycles else None
+        return _tau(self.tokens)
 
     @property
     def exit_code(self) -> int:
@@ -62,6 +64,12 @@ class Summary:
             "finish_reason": dict(self.finish),
             "tokens": dict(self.tokens),
         }
+
+
+def _tau(tokens: Counter) -> float | None:
+    """Mean acceptance length, pooled over all cycles."""
+    cycles = tokens["cycles"]
+    return (tokens["accepted"] + cycles) / cycles if cycles else None
 
 
 def summarize(output: str) -> Summary:
@@ -95,6 +103,10 @@ def _count(summary: Summary, batch: pa.RecordBatch) -> None:
         drafted=sum(columns["num_draft_tokens"]),
         accepted=sum(columns["num_accepted_tokens"]),
     )
+    counted = ("worker", "num_prompt_tokens", "num_output_tokens", "num_cycles", "num_accepted_tokens")
+    for worker, prompt, output, cycles, accepted in zip(*(columns[name] for name in counted), strict=True):
+        summary.longest_row = max(summary.longest_row, prompt + output)
+        summary.workers[worker].update(rows=1, output=output, cycles=cycles, accepted=accepted)
 
 
 def _take_samples(summary: Summary, part: pq.ParquetFile) -> None:
@@ -137,11 +149,22 @@ def render(summary: Summary, run: dict, output: str) -> str:
         drafted = summary.tokens["drafted"]
         share = f", {100 * summary.tokens['accepted'] / drafted:.1f}% of drafted tokens accepted" if drafted else ""
         lines.append(f"  tau          {summary.tau:.3f} over {summary.tokens['cycles']} cycles{share}")
+    trained_length = run.get("engine", {}).get("draft_trained_length")
+    if trained_length and summary.longest_row > trained_length:
+        lines.append(f"  draft        trained on {trained_length} tokens, and worse behind them; longest row: {summary.longest_row}")
+    if len(summary.workers) > 1:
+        lines += [f"  worker       {name}: {_describe_worker(tokens, seconds)}" for name, tokens in sorted(summary.workers.items())]
     for row in summary.samples:
         lines.append(f"  sample       {row['id']} [{row['sample']}], {row['finish_reason']}")
-        lines.append(f"    prompt: {_clip(row['prompt'])}")
-        lines.append(f"    text:   {_clip(row['text'])}")
+        lines.append(f"    prompt: {clip(row['prompt'])}")
+        lines.append(f"    text:   {clip(row['text'])}")
     return "\n".join(lines)
+
+
+def _describe_worker(tokens: Counter, seconds: float | None) -> str:
+    tau = _tau(tokens)
+    parts = [f"{tokens['rows']} rows", f"{tokens['output'] / seconds:.1f} tokens/s" if seconds else "", f"tau {tau:.3f}" if tau else ""]
+    return ", ".join(filter(None, parts))
 
 
 def describe_engine(engine: dict) -> str:
@@ -153,22 +176,3 @@ def describe_engine(engine: dict) -> str:
     return (
         f"{engine['method']}{tree}, {engine['dtype']} on {engine['device']}, max_batch {engine['max_batch']}, threads {engine['threads']}"
     )
-
-
-def count(number: int, noun: str) -> str:
-    """1 row, 2 rows."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def format_seconds(seconds: float) -> str:
-    """1.5s, 2m05s, 3h07m."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes = int(seconds) // 60
-    return f"{minutes}m{int(seconds) % 60:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
-
-
-def _clip(text: str, most: int = 240) -> str:
-    shown = "".join(c if c.isprintable() else " " for c in text)  # control characters would act on the terminal
-    shown = " ".join(shown.split())
-    return shown if len(shown) <= most else shown[: most - 3] + "..."

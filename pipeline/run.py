@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import glob
 import logging
@@ -21,11 +22,14 @@ from engine.errors import EngineError, UserError
 from engine.params import SamplingParams
 from pipeline import exit_codes, runfile
 from pipeline.checks import check_config, check_input, check_model, check_output
+from pipeline.columns import Columns
 from pipeline.config import JobConfig
+from pipeline.files import find_files
+from pipeline.models import Models, fetch_models
 from pipeline.quiet import divert_noise, quiet_loggers
-from pipeline.records import Columns
-from pipeline.report import Summary, count, render, summarize
-from pipeline.sources import Plan, find_files
+from pipeline.report import Summary, render, summarize
+from pipeline.sources import Plan
+from pipeline.wording import count
 
 RAY_LOG = "ray.log"
 
@@ -39,6 +43,7 @@ class _Job:
     plan: Plan
     columns: Columns
     defaults: SamplingParams
+    models: Models
     run_id: str
 
     @property
@@ -63,10 +68,9 @@ def run_job(config: JobConfig) -> int:
         plan, columns = check_input(config, defaults)
         check_model(config)
         if plan.ignored:
-            _note(f"{len(plan.ignored)} files are no input and are left out: {', '.join(plan.ignored[:3])}")
-        what = f"{count(plan.num_records, 'record')} in {count(len(plan.files), 'file')}, {count(plan.num_rows, 'row')}"
-        _note(f"{config.job.name}: {what} to {output}/rows")
-        return _execute(_Job(config, plan, columns, defaults, uuid.uuid4().hex[:8]))
+            _note(f"left out {plan.describe_ignored()}")
+        _note(f"{config.job.name}: {plan.describe()}, {count(plan.num_rows, 'row')} to {output}/rows")
+        return _execute(_Job(config, plan, columns, defaults, fetch_models(config), uuid.uuid4().hex[:8]))
 
 
 def _execute(job: _Job) -> int:
@@ -74,6 +78,7 @@ def _execute(job: _Job) -> int:
     output = job.config.output.path
     os.makedirs(os.path.join(output, "rows"), exist_ok=True)
     run = runfile.start(job.config, job.plan.files, run_id=job.run_id, num_records=job.plan.num_records, num_rows=job.plan.num_rows)
+    run["models"] = dataclasses.asdict(job.models)
     started_at = time.time()
     try:
         if job.config.output.overwrite:
@@ -142,13 +147,13 @@ def _generate(job: _Job, staging: str) -> tuple[int | None, dict | None]:
         rows = os.path.join(config.output.path, "rows")
         sink = PartSink(staging=staging, rows=rows, earlier=job.earlier, run_id=job.run_id, rows_per_file=rows_per_file)
         seed = config.job.seed if job.defaults.seed is None else job.defaults.seed
-        options = RowOptions(defaults=job.defaults, chat=config.input.chat, system=config.input.system, seed=seed)
+        options = RowOptions(defaults=job.defaults, input=config.input, seed=seed)
         with handle_signals(lambda: ray.get(ledger.stop.remote())) as received, ProgressView(read_ledger, job.plan.num_rows):
             work = functools.partial(
                 run_graph,
                 job.plan.chunks,
                 job.columns,
-                settings=_settings(config, threads),
+                settings=_settings(config, job.models, threads),
                 options=options,
                 ledger=ledger,
                 sink=sink,
@@ -167,14 +172,12 @@ def _generate(job: _Job, staging: str) -> tuple[int | None, dict | None]:
             return received(), state and {**state, "ended_at": time.time()}
 
 
-def _settings(config: JobConfig, threads: int):
+def _settings(config: JobConfig, models: Models, threads: int):
     from workers.generator import EngineSettings
 
     return EngineSettings(
         kind=config.engine.kind,
-        target=config.model.target,
-        draft=config.model.draft,
-        revision=config.model.revision,
+        **dataclasses.asdict(models),
         dtype=config.model.dtype,
         device=config.model.device,
         attention=config.model.attention,

@@ -11,8 +11,8 @@ from typing import Any
 
 from engine.errors import UserError
 from pipeline.config import JobConfig
+from pipeline.files import InputFile
 from pipeline.schema import SCHEMA_VERSION
-from pipeline.sources import InputFile
 
 NAME = "run.json"
 

@@ -1,18 +1,30 @@
-"""Random models small enough to build in a test: a Llama target with a word tokenizer, and an EAGLE-3 head for it.
+"""Random models small enough to build in a test: a target with a word tokenizer, and an EAGLE-3 head for it.
 
 The tokenizer's words are "w3", "w4", ... (id 0 <unk>, 1 <s> BOS, 2 </s> EOS); "w3 w7" is ids 3, 7. Every vocabulary from 8 on will do.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+_LETTERS = "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful answers. USER: ASSISTANT:"
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %} {{ message['content'] }} {{ eos_token }}{% endfor %}"
@@ -20,39 +32,122 @@ CHAT_TEMPLATE = (
 )
 
 
-def tiny_llama(
-    folder: Path, vocab: int = 32, hidden: int = 32, layers: int = 4, heads: int = 4, kv_heads: int = 2, seed: int = 0, scale: float = 0.3
-) -> Path:
-    """Saves a random Llama (fp32, tied embeddings) with its tokenizer in `folder` and returns it.
+#: architecture -> its configuration class, and what its real models have that a plain Llama has not
+_ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"sliding_window": None, "head_dim": 12}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 16}),
+}
 
+
+def tiny_target(
+    folder: Path,
+    architecture: str = "llama",
+    *,
+    vocab: int = 32,
+    hidden: int = 32,
+    layers: int = 4,
+    heads: int = 4,
+    kv_heads: int = 2,
+    seed: int = 0,
+    scale: float = 0.3,
+    **config: Any,
+) -> Path:
+    """Saves a random model (fp32, tied embeddings unless `config` says otherwise) with its tokenizer in `folder` and returns it.
+
+    architecture: llama, mistral, qwen2 or qwen3. config: further fields of config.json.
     scale: standard deviation of the weights; 0.3 gives laws that are neither flat nor one-hot.
     """
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=512,
-        initializer_range=scale,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
+    kind, special = _ARCHITECTURES[architecture]
+    fields = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 512,
+        "initializer_range": scale,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        **special,
+        **config,
+    }
     torch.manual_seed(seed)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(kind(**fields))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # begun as zeros and ones, under which a mistake would not show
+            if name.endswith("bias"):
+                parameter.normal_(std=scale)
+            if "q_norm" in name or "k_norm" in name:
+                parameter.add_(torch.randn_like(parameter), alpha=scale)
+    model.save_pretrained(folder)
+    save_word_tokenizer(folder, vocab)
+    return folder
+
+
+def tiny_llama(folder: Path, **options: Any) -> Path:
+    """`tiny_target` of the architecture that most tests need."""
+    return tiny_target(folder, "llama", **options)
+
+
+def save_word_tokenizer(folder: Path, vocab: int) -> None:
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(_words(vocab))}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>")
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
-    return folder
+
+
+def save_sentencepiece(folder: Path, vocab: int) -> SentencePieceProcessor:
+    """Writes the tokenizer files of a Vicuna: a SentencePiece model without tokenizer.json, and no chat template; returns the model.
+
+    vocab: at least 400 (ids 0 <unk>, 1 <s>, 2 </s>, then one for each byte).
+    """
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter([_LETTERS]),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocab,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        minloglevel=2,
+    )
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    special = {name: _added_token(word) for name, word in (("unk_token", "<unk>"), ("bos_token", "<s>"), ("eos_token", "</s>"))}
+    options = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False, "pad_token": None, **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
+    return SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def pickle_weights(folder: Path, num_files: int = 1, **more: torch.Tensor) -> None:
+    """Puts the weights of a folder, and `more` tensors, into pytorch_model.bin, or into several files with their index."""
+    tensors = {**load_file(folder / "model.safetensors"), **more}
+    (folder / "model.safetensors").unlink()
+    if num_files == 1:
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return
+    files = {name: f"pytorch_model-{number % num_files + 1:05}-of-{num_files:05}.bin" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        torch.save({name: tensor for name, tensor in tensors.items() if files[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}), encoding="utf-8")
+
+
+def rotary_frequencies(num_layers: int, head_dim: int) -> dict[str, torch.Tensor]:
+    """What old versions of transformers saved with each layer. Wrong numbers: nobody may use them."""
+    return {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.rand(head_dim // 2) for layer in range(num_layers)}
 
 
 def tiny_eagle3(
-    folder: Path, target_config: LlamaConfig, draft_vocab: int | None = None, seed: int = 0, scale: float = 0.3, **config: Any
+    folder: Path, target_config: PreTrainedConfig, draft_vocab: int | None = None, seed: int = 0, scale: float = 0.3, **config: Any
 ) -> Path:
     """Saves a random EAGLE-3 head (fp32, official layout) for `target_config` in `folder` and returns it.
 
@@ -105,6 +200,10 @@ def tiny_eagle3(
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def _added_token(word: str) -> dict[str, Any]:
+    return {"__type": "AddedToken", "content": word, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
 
 
 def _words(vocab: int) -> list[str]:

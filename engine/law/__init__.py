@@ -4,6 +4,7 @@
     probabilities      logits and sampling parameters to the target's law p
     candidates         the candidate slots of a node, one policy per method
     growth, tree       candidates level by level with a beam; pruning by the total order; masks, depths, parents
+    static             trees of a shape that is fixed in advance
     verification       which drafted nodes become text, and the token after them
     theory             closed forms to hold the code against
 

@@ -28,10 +28,13 @@ class Proposal:
     subtracts (LAW.md 2.5). Where a node has no sampled token, `probability` is not used.
 
     token [B, F, M] ids of the draft's vocabulary; probability [B, F, M], sums to 1.
+    num_draws: sampled tokens that a node may have. The first is drawn from `probability`, and each further one from what
+    `probabilities.remove` leaves of it.
     """
 
     token: Tensor
     probability: Tensor
+    num_draws: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,12 @@ def ranked(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     return value[..., :num_tokens], token[..., :num_tokens]
 
 
+def keep_top(logits: Tensor, draft_top: int) -> tuple[Tensor, Tensor]:
+    """What the draft's law keeps: its `draft_top` largest logits (0: all of them) and their ids (LAW.md 2.3)."""
+    num_tokens = logits.shape[-1]
+    return ranked(logits, min(draft_top or num_tokens, num_tokens))
+
+
 def log_value(q: Tensor) -> Tensor:
     return q.log().clamp_(min=FLOOR)
 
@@ -115,8 +124,8 @@ class RheoPolicy:
     draws: Draws
 
     def __call__(self, logits_BFV: Tensor, frontier: Frontier) -> Slots:
-        num_kept = min(self.draft_top or logits_BFV.shape[-1], logits_BFV.shape[-1])
-        logits_BFM, token_BFM = ranked(logits_BFV, num_kept)
+        logits_BFM, token_BFM = keep_top(logits_BFV, self.draft_top)
+        num_kept = logits_BFM.shape[-1]
         q_BFM = softmax_at(logits_BFM, torch.ones_like(logits_BFM[..., 0]))
         num_finite_BF = (logits_BFM > -torch.inf).sum(-1)
         has_sample_BF = num_finite_BF > self.m

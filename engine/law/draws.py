@@ -18,8 +18,8 @@ from engine.law.keys import fold, gumbel, uniform
 class Purpose(IntEnum):
     """What a draw is for: the first coordinate of its key, so that no two uses share randomness (FIELD-CASES B33)."""
 
-    DRAFT = 0  # coordinates: cycle, path of the node whose child is drawn
-    ACCEPT = 1  # coordinate, here and below: output position
+    DRAFT = 0  # coordinates: cycle, path of the node whose child is drawn, and the child's rank where a node has several
+    ACCEPT = 1  # coordinate, here and below: output position; and the trial's rank where a node has several
     RESIDUAL = 2
     BONUS = 3
     LEAD = 4

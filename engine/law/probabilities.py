@@ -32,6 +32,17 @@ def softmax_at(logits: Tensor, temperature: Tensor) -> Tensor:
     return torch.where(temperature > 0, law, point)
 
 
+def normalise(weight: Tensor) -> Tensor:
+    """`weight` [..., V] over its sum; all 0 where that is 0."""
+    total = weight.sum(-1, keepdim=True)
+    return weight / torch.where(total > 0, total, 1)
+
+
+def remove(law: Tensor, index: Tensor) -> Tensor:
+    """`law` [..., V] without one token, renormalised: what the next draw without replacement is from. All 0 where nothing is left."""
+    return normalise(law.scatter(-1, index.unsqueeze(-1), 0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Filters:
     """Per-row sampling parameters of a batch; a filter that no row uses is None and costs nothing.

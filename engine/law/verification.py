@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.law.draws import Draws, Purpose
+from engine.law.probabilities import normalise, remove
 from engine.law.tree import Tree
 
 
@@ -57,16 +58,19 @@ def verify(
     rule: Rule,
     draws: Draws,
     position_B: Tensor,
+    active_B: Tensor | None = None,
 ) -> Verdict:
     """Walk the trees of a batch together, level by level; rows whose walk has ended wait.
 
     Args:
         law_at: (node_B, active_B) -> p [B, V], the target's law at each row's node; called once a level, from the root down.
         position_B: output position that the root's children fill.
+        active_B: rows that draw (None: all); the others emit nothing and consume no key.
     """
     num_rows = tree.token_BR.shape[0]
     node_B = torch.zeros_like(position_B)
-    active_B = torch.ones_like(position_B, dtype=torch.bool)
+    if active_B is None:
+        active_B = torch.ones_like(position_B, dtype=torch.bool)
     num_accepted_B = torch.zeros_like(position_B)
     token_BL = torch.full((num_rows, tree.max_depth + 1), -1, dtype=torch.long, device=position_B.device)
     node_BL = torch.zeros_like(token_BL)
@@ -107,12 +111,8 @@ def _sampled_child(tree: Tree, visit: Visit) -> _Sampled:
     exists_B = sampled_BR.any(-1)
     node_B1 = sampled_BR.long().argmax(-1, keepdim=True)  # a node has one sampled child at most
     token_B1 = tree.token_BR.gather(1, node_B1).clamp(min=0)
-    assert tree.proposal is not None, "a tree with sampled nodes carries the law they were drawn from"
-    num_tokens = tree.proposal.token.shape[-1]
-    origin_B1M = tree.origin_BR.gather(1, node_B1).unsqueeze(-1).expand(-1, 1, num_tokens)
-    token_BM = tree.proposal.token.gather(1, origin_B1M).squeeze(1)
-    probability_BM = tree.proposal.probability.gather(1, origin_B1M).squeeze(1) * exists_B.unsqueeze(-1)
-    q_BV = torch.zeros_like(visit.p_BV).scatter_(1, token_BM, probability_BM.to(visit.p_BV.dtype))
+    token_BM, probability_BM = _proposal_of(tree, node_B1)
+    q_BV = torch.zeros_like(visit.p_BV).scatter_(1, token_BM, (probability_BM * exists_B.unsqueeze(-1)).to(visit.p_BV.dtype))
     return _Sampled(
         exists_B=exists_B,
         token_B=token_B1.squeeze(1),
@@ -120,6 +120,13 @@ def _sampled_child(tree: Tree, visit: Visit) -> _Sampled:
         probability_B=q_BV.gather(1, token_B1).squeeze(1),
         q_BV=q_BV,
     )
+
+
+def _proposal_of(tree: Tree, node_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """(token, probability) [B, M] of the law that each row's node was drawn from; of any law where the node was not drawn."""
+    assert tree.proposal is not None, "a tree with sampled nodes carries the law they were drawn from"
+    origin_B1M = tree.origin_BR.gather(1, node_B1).unsqueeze(-1).expand(-1, 1, tree.proposal.token.shape[-1])
+    return tree.proposal.token.gather(1, origin_B1M).squeeze(1), tree.proposal.probability.gather(1, origin_B1M).squeeze(1)
 
 
 def accept_probability(p_BV: Tensor, sampled: _Sampled) -> Tensor:
@@ -169,6 +176,50 @@ def deterministic_first(tree: Tree, visit: Visit, draws: Draws) -> Tensor:
     accepted_B = is_trial_B & draws.bernoulli(accept_probability(rest_BV, sampled), is_trial_B, Purpose.ACCEPT, visit.position_B)
     last_B = draws.categorical(residual(rest_BV, sampled.q_BV), is_trial_B & ~accepted_B, Purpose.RESIDUAL, visit.position_B)
     return torch.where(is_trial_B, torch.where(accepted_B, sampled.token_B, last_B), first_B)
+
+
+def without_replacement(tree: Tree, visit: Visit, draws: Draws) -> Tensor:
+    """Recursive rejection for children drawn without replacement, in the order of their draws (LAW.md 3.1; Sequoia, arXiv 2402.12374).
+
+    P starts as p, and Q as the law of the first draw. A child c is accepted with min(1, P(c)/Q(c)); after a rejection P becomes the
+    residual norm((P - Q)+), and Q what the next child was drawn from. If all are rejected the token is drawn from P, in which none of them
+    is left. Children that were not drawn (T = 0) are met by a token from p or not.
+    """
+    if tree.proposal is None:
+        return draws.categorical(visit.p_BV, visit.active_B, Purpose.BONUS, visit.position_B)
+    sampled_BR = visit.child_BR & tree.sampled_BR
+    token_BM, q_BM = _proposal_of(tree, sampled_BR.long().argmax(-1, keepdim=True))
+    # Q is 0 outside its M tokens, so the others are one outcome more, which they share as they do in p
+    outside_BV = visit.p_BV.scatter(1, token_BM, 0)
+    outside_B1 = outside_BV.sum(-1, keepdim=True)
+    p_BO = torch.cat([visit.p_BV.gather(1, token_BM), outside_B1], 1)
+    q_BO = torch.nn.functional.pad(q_BM.to(p_BO.dtype), (0, 1))
+
+    accepted_B = torch.zeros_like(visit.active_B)
+    token_B = torch.zeros_like(visit.position_B)
+    for rank in range(tree.proposal.num_draws):
+        child_BR = sampled_BR & (tree.slot_BR == rank)
+        child_B = tree.token_BR.gather(1, child_BR.long().argmax(-1, keepdim=True)).squeeze(1)
+        is_trial_B = child_BR.any(-1) & ~accepted_B
+        index_B = (token_BM == child_B.unsqueeze(-1)).long().argmax(-1)
+        ratio_B = _at(p_BO, index_B) / torch.where(is_trial_B, _at(q_BO, index_B), 1)
+        key = Purpose.ACCEPT, visit.position_B, torch.full_like(visit.position_B, rank)
+        accepts_B = is_trial_B & draws.bernoulli(ratio_B.clamp(max=1), is_trial_B, *key)
+        token_B = torch.where(accepts_B, child_B, token_B)
+        accepted_B = accepted_B | accepts_B
+        rejects_B1 = (is_trial_B & ~accepts_B).unsqueeze(-1)
+        p_BO = torch.where(rejects_B1, normalise(residual(p_BO, q_BO)), p_BO)
+        q_BO = torch.where(rejects_B1, remove(q_BO, index_B), q_BO)
+
+    share_B1 = p_BO[:, -1:] / torch.where(outside_B1 > 0, outside_B1, 1)
+    rest_BV = (outside_BV * share_B1).scatter(1, token_BM, p_BO[:, :-1])
+    purpose_B = torch.where(sampled_BR.any(-1), int(Purpose.RESIDUAL), int(Purpose.BONUS))
+    y_B = draws.categorical(rest_BV, visit.active_B & ~accepted_B, purpose_B, visit.position_B)
+    return torch.where(accepted_B, token_B, y_B)
+
+
+def _at(law_BO: Tensor, index_B: Tensor) -> Tensor:
+    return law_BO.gather(1, index_B.unsqueeze(-1)).squeeze(-1)
 
 
 RULES: dict[str, Rule] = {"stochastic_first": stochastic_first, "deterministic_first": deterministic_first}

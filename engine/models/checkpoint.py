@@ -1,6 +1,6 @@
-"""Reads an EAGLE-3 head in the official layout, strictly: whatever is missing, unknown or misshapen is refused by name (LAW.md 1.5).
+"""Reads an EAGLE-3 head of any layout, strictly: whatever is missing, unknown or misshapen is refused by name (LAW.md 1.5).
 
-Shapes: H hidden size, V the target's vocabulary, U the draft's vocabulary.
+Shapes: H hidden size of the head, V the target's vocabulary, U the draft's vocabulary.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from transformers import PreTrainedConfig
 
 from engine.errors import UserError
 from engine.models.eagle3 import Eagle3Head
-from engine.models.eagle3_config import Eagle3Config, check_fits_target, read_eagle3_config
+from engine.models.eagle3_config import Eagle3Config, check_fits_target, default_feature_layers, read_eagle3_config
+from engine.models.eagle3_layouts import to_official_names
 from engine.models.folder import find_weights
 
-OPTIONAL_TENSORS = ("d2t", "t2d", "embed_tokens.weight")
+OPTIONAL_TENSORS = {"d2t", "t2d", "embed_tokens.weight"}  # the last only in a head as wide as its target
 
 
 def load_eagle3(
@@ -27,8 +28,8 @@ def load_eagle3(
 ) -> Eagle3Head:
     """The head in folder `path`, for a target with `target_config`.
 
-    embedding: the target's token embedding [V, H]; shared, unless the file brings a different one of its own, which then is used,
-        as the reference does.
+    embedding: the target's token embedding; shared, unless the file brings a different one of its own, which then is used, as the
+        reference does. A head narrower or wider than its target must bring one.
     Raises UserError that names the tensor or the field of config.json, both values, and what is allowed.
     """
     config = read_eagle3_config(path)
@@ -39,8 +40,8 @@ def load_eagle3(
         vocab_size=target_config.vocab_size,
         num_hidden_layers=target_config.num_hidden_layers,
     )
-    tensors = read_tensors(path)
-    _refuse_other_formats(tensors, config, path)
+    tensors = to_official_names(read_tensors(path), config, path)
+    _refuse_older_heads(tensors, config, path)
     head_dim = _find_head_dim(tensors, config, path)
     _check_tensors(tensors, config, head_dim, path)
     targets_U = read_vocabulary_map(tensors, config, path)
@@ -53,7 +54,7 @@ def load_eagle3(
         head = Eagle3Head(
             config,
             head_dim=head_dim,
-            num_target_layers=target_config.num_hidden_layers,
+            feature_layers=config.feature_layers or default_feature_layers(target_config.num_hidden_layers),
             embedding_VH=embedding.detach().to(device=device, dtype=dtype),
             d2t_U=targets_U.to(device),
         )
@@ -70,9 +71,12 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        return torch.load(file, map_location="cpu", weights_only=True)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise UserError(f"draft '{folder}': '{file.name}' cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise UserError(f"draft '{folder}': '{file.name}' holds other things than named tensors; allowed: a state_dict, nothing around it")
+    return tensors
 
 
 def read_vocabulary_map(tensors: dict[str, Tensor], config: Eagle3Config, path: Path) -> Tensor:
@@ -117,20 +121,17 @@ def read_vocabulary_map(tensors: dict[str, Tensor], config: Eagle3Config, path: 
     return target_U
 
 
-def _refuse_other_formats(tensors: dict[str, Tensor], config: Eagle3Config, path: Path) -> None:
-    """Heads of another kind have tell-tale names and sizes; saying so helps more than a list of missing tensors."""
+def _refuse_older_heads(tensors: dict[str, Tensor], config: Eagle3Config, path: Path) -> None:
+    """EAGLE-1/2 heads norm no feature, and have tell-tale sizes; saying so helps more than a list of missing tensors (FIELD-CASES B24)."""
+    if "midlayer.hidden_norm.weight" in tensors:
+        return
     H = config.hidden_size
-    fc = tensors.get("fc.weight")
-    fc_inputs = fc.shape[1] if fc is not None and fc.dim() == 2 else None
-    numbered = sorted(name for name in tensors if name.startswith(("layers.", "model.layers.")))
-    if fc_inputs == 2 * H:
-        raise UserError(
-            f"draft '{path}': fc.weight has shape {list(fc.shape)}, inputs of 2*hidden_size={2 * H}: an EAGLE-1/2 head, not EAGLE-3; "
-            f"allowed: [{H}, {3 * H}]"
-        )
-    if numbered and not any(name.startswith("midlayer.") for name in tensors):
-        kind = "an EAGLE-3 head in the speculators layout" if fc_inputs == 3 * H else "an EAGLE-1/2 head, not EAGLE-3"
-        raise UserError(f"draft '{path}': tensor {numbered[0]} and no midlayer.*: {kind}; allowed: the official EAGLE-3 layout")
+    for name, older, allowed in (
+        ("fc.weight", [H, 2 * H], [H, config.num_features * config.target_hidden_size]),
+        ("midlayer.self_attn.q_proj.weight", [H, H], [H, 2 * H]),
+    ):
+        if name in tensors and list(tensors[name].shape) == older:
+            raise UserError(f"draft '{path}': {name} has shape {older}: an EAGLE-1/2 head, not EAGLE-3; allowed: {allowed}")
 
 
 def _find_head_dim(tensors: dict[str, Tensor], config: Eagle3Config, path: Path) -> int:
@@ -141,7 +142,7 @@ def _find_head_dim(tensors: dict[str, Tensor], config: Eagle3Config, path: Path)
     query = tensors.get(name)
     if query is None:
         return config.hidden_size // heads  # refused as missing by the caller's next check
-    if query.shape[0] % (2 * heads):
+    if query.dim() != 2 or query.shape[0] % (2 * heads):
         raise UserError(f"draft '{path}': {name} has shape {list(query.shape)}; its rows must be num_attention_heads={heads} even heads")
     return query.shape[0] // heads
 
@@ -149,11 +150,17 @@ def _find_head_dim(tensors: dict[str, Tensor], config: Eagle3Config, path: Path)
 def _expected_shapes(config: Eagle3Config, head_dim: int) -> dict[str, tuple[list[int], str]]:
     """Tensor name -> (its shape, the fields of config.json that say so)."""
     H, M = config.hidden_size, config.intermediate_size
+    feature, features = config.target_hidden_size, config.num_features * config.target_hidden_size
     U, V = config.draft_vocab_size, config.vocab_size
     query, key = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
     norm = ([H], "hidden_size")
+    features_field = f"{config.num_features}*hidden_size of the target"
+    input_norm = {"input_norm.weight": ([features], features_field)} if config.norm_before_fc else {}
+    fc_norms = range(config.num_features if config.fc_norm else 0)
     return {
-        "fc.weight": ([H, 3 * H], "hidden_size, 3*hidden_size of the target"),
+        **input_norm,
+        **{f"fc_norm.{i}.weight": ([feature], "hidden_size of the target") for i in fc_norms},
+        "fc.weight": ([H, features], f"hidden_size, {features_field}"),
         "midlayer.input_layernorm.weight": norm,
         "midlayer.hidden_norm.weight": norm,
         "midlayer.self_attn.q_proj.weight": ([query, 2 * H], "num_attention_heads*head_dim, 2*hidden_size"),
@@ -174,7 +181,9 @@ def _expected_shapes(config: Eagle3Config, head_dim: int) -> dict[str, tuple[lis
 
 def _check_tensors(tensors: dict[str, Tensor], config: Eagle3Config, head_dim: int, path: Path) -> None:
     expected = _expected_shapes(config, head_dim)
-    missing = [name for name in expected if name not in tensors and name not in OPTIONAL_TENSORS]
+    has_target_width = config.hidden_size == config.target_hidden_size
+    optional = OPTIONAL_TENSORS if has_target_width else OPTIONAL_TENSORS - {"embed_tokens.weight"}
+    missing = [name for name in expected if name not in tensors and name not in optional]
     if missing:
         shapes = ", ".join(f"{name} {expected[name][0]}" for name in missing)
         raise UserError(f"draft '{path}': missing tensors: {shapes}")

@@ -1,7 +1,8 @@
 """The EAGLE-3 draft head: one Llama layer over (token, feature) pairs. Inference only (LAW.md 1.2).
 
-Shapes: N packed tokens of any rows, H hidden size, 3H three of the target's hidden states side by side, A query heads,
-G key and value heads, D head size, M inner size of the MLP, V the target's vocabulary, U the draft's vocabulary.
+Shapes: N packed tokens of any rows, H hidden size, F width of the target's hidden states that are the features, side by side (three of
+its layers, as a rule), A query heads, G key and value heads, D head size, M inner size of the MLP, V the target's vocabulary, U the
+draft's vocabulary.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from engine.models.eagle3_config import Eagle3Config, feature_layers
+from engine.models.eagle3_config import Eagle3Config
+from engine.models.loading import quiet_transformers
 
 #: attend(query_NAD, key_NGD, value_NGD) -> out_NAD. Queries and keys come rotated; the caller owns cache, mask and the scale 1/sqrt(D).
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -71,56 +75,78 @@ class _Layer(nn.Module):
 class Eagle3Head(nn.Module):
     """An EAGLE-3 head beside its target. Made by `engine.models.checkpoint.load_eagle3`.
 
-    embedding_VH: the token embedding, shared with the target, not a parameter of the head.
+    embedding_VH: the token embedding, as a rule shared with the target, not a parameter of the head.
     d2t_U: int64, the target's id of each draft token (not the offsets that the file holds).
     feature_layers: the target's decoder layers whose inputs are the features, low to high.
     """
 
-    def __init__(self, config: Eagle3Config, *, head_dim: int, num_target_layers: int, embedding_VH: Tensor, d2t_U: Tensor):
+    def __init__(self, config: Eagle3Config, *, head_dim: int, feature_layers: tuple[int, ...], embedding_VH: Tensor, d2t_U: Tensor):
         super().__init__()
         self.config = config
         self.head_dim = head_dim
-        self.feature_layers = feature_layers(num_target_layers)
-        self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
+        self.feature_layers = feature_layers
+        eps, feature_size = config.rms_norm_eps, config.target_hidden_size
+        self.input_norm = RMSNorm(len(feature_layers) * feature_size, eps) if config.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(RMSNorm(feature_size, eps) for _ in feature_layers) if config.fc_norm else None
+        self.fc = nn.Linear(len(feature_layers) * feature_size, config.hidden_size, bias=False)
         self.midlayer = _Layer(config, head_dim)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.embedding_VH: Tensor
         self.d2t: Tensor
         self.register_buffer("embedding_VH", embedding_VH, persistent=False)
         self.register_buffer("d2t", d2t_U, persistent=False)
+        # no buffer: .to(bfloat16) on the module would round it
+        frequency_D, self._rotary_scale = _rotary_frequencies(config, head_dim)
+        self._frequency_D = frequency_D.repeat(2).to(embedding_VH.device)
 
-    def fuse(self, features_N3H: Tensor) -> Tensor:
-        """One feature [N, H] of the target's three hidden states (low, mid, high) at each token."""
-        return self.fc(features_N3H)
+    def fuse(self, features_NF: Tensor) -> Tensor:
+        """One feature [N, H] of the target's hidden states (of `feature_layers`, side by side) at each token."""
+        if self.input_norm is not None:
+            features_NF = self.input_norm(features_NF)
+        if self.fc_norm is not None:
+            parts = features_NF.chunk(len(self.fc_norm), dim=-1)
+            features_NF = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(features_NF)
 
     def forward(self, tokens_N: Tensor, feature_NH: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """g [N, H], the feature for the next draft step, before the last norm.
+        """g [N, H], the feature for the next draft step: before the last norm, or after it with `norm_output`.
 
         tokens_N: int64 target ids. Token i+1 is paired with the feature of token i.
         feature_NH: `fuse` of the target's features, or g of the parent in the tree.
         positions_N: int64, the pair's index in the sequence from 0, one less than the token's own position in the target.
         """
         layer, attention = self.midlayer, self.midlayer.self_attn
-        embedded_NH = F.embedding(tokens_N, self.embedding_VH)
-        x_N2H = torch.cat((layer.input_layernorm(embedded_NH), layer.hidden_norm(feature_NH)), dim=-1)
+        embedded_NH, normed_NH = F.embedding(tokens_N, self.embedding_VH), layer.hidden_norm(feature_NH)
+        residual_NH = normed_NH if self.config.norm_before_residual else feature_NH
+        x_N2H = torch.cat((layer.input_layernorm(embedded_NH), normed_NH), dim=-1)
         query_NAD = attention.q_proj(x_N2H).unflatten(-1, (-1, self.head_dim))
         key_NGD = attention.k_proj(x_N2H).unflatten(-1, (-1, self.head_dim))
         value_NGD = attention.v_proj(x_N2H).unflatten(-1, (-1, self.head_dim))
         cos_N1D, sin_N1D = self._rotary(positions_N, x_N2H.dtype)
         out_NAD = attend(_rotate(query_NAD, cos_N1D, sin_N1D), _rotate(key_NGD, cos_N1D, sin_N1D), value_NGD)
-        a_NH = feature_NH + attention.o_proj(out_NAD.flatten(-2))  # the residual is the feature before its norm
-        return a_NH + layer.mlp(layer.post_attention_layernorm(a_NH))
+        a_NH = residual_NH + attention.o_proj(out_NAD.flatten(-2))
+        g_NH = a_NH + layer.mlp(layer.post_attention_layernorm(a_NH))
+        return self.norm(g_NH) if self.config.norm_output else g_NH
 
     def logits(self, g_NH: Tensor) -> Tensor:
         """Logits [N, U] over the draft vocabulary; column u is target token d2t[u]."""
-        return self.lm_head(self.norm(g_NH))
+        return self.lm_head(g_NH if self.config.norm_output else self.norm(g_NH))
 
     def _rotary(self, positions_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        # made anew each time, in fp32: a stored table would be rounded by .to(bfloat16) on the module
-        powers = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions_N.device) / self.head_dim
-        angle_N1D = (positions_N[:, None].float() * self.config.rope_theta**-powers).repeat(1, 2).unsqueeze(1)
-        return angle_N1D.cos().to(dtype), angle_N1D.sin().to(dtype)
+        angle_N1D = (positions_N[:, None].float() * self._frequency_D).unsqueeze(1)
+        return (angle_N1D.cos() * self._rotary_scale).to(dtype), (angle_N1D.sin() * self._rotary_scale).to(dtype)
+
+
+def _rotary_frequencies(config: Eagle3Config, head_dim: int) -> tuple[Tensor, float]:
+    """The angle per position of each pair of channels, fp32 [D/2], and the factor of cos and sin.
+
+    Both are those of transformers' Llama, so that a base and a scaling mean here what they mean there.
+    """
+    rope_parameters = {**config.rope_scaling, "rope_theta": config.rope_theta}
+    with torch.device("cpu"), quiet_transformers():  # the head itself may be made without memory, on "meta"
+        rotary = LlamaRotaryEmbedding(LlamaConfig(head_dim=head_dim, rope_parameters=rope_parameters))
+    return rotary.inv_freq, rotary.attention_scaling
 
 
 def _rotate(x_NAD: Tensor, cos_N1D: Tensor, sin_N1D: Tensor) -> Tensor:

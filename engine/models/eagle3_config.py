@@ -1,7 +1,4 @@
-"""What the config.json of an EAGLE-3 head says, in the official layout (LAW.md 1.5), and whether it fits a target. Imports no torch.
-
-Nothing is guessed: a flag that changes the mathematics and is not implemented is refused by name, whatever its tensors look like.
-"""
+"""What the config.json of an EAGLE-3 head says, in every known layout (LAW.md 1.5), and whether it fits a target. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,30 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
-from engine.models.folder import read_config
+from engine.models.draft_fields import NESTED_LAYER_IDS, DraftFields
+from engine.models.rope_fields import take_rope
 
-DEFAULT_ROPE_THETA = 10000.0  # the reference's, also for targets with another base
 MIN_TARGET_LAYERS = 3
-
-#: field -> the values under which the forward pass is that of LAW.md 1.2; an absent field is one of them
-_PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
-    "norm_before_residual": (None, False),
-    "norm_before_fc": (None, False),
-    "fc_norm": (None, False),
-    "norm_output": (None, True),
-    "target_hidden_size": (None,),
-    "attention_bias": (None, False),
-    "mlp_bias": (None, False),
-    "hidden_act": (None, "silu"),
-    "num_hidden_layers": (None, 1),
-    "architectures": (None, [], ["LlamaForCausalLM"], ["LlamaForCausalLMEagle3"]),
-    "model_type": (None, "llama"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config:
-    """Sizes of an EAGLE-3 head. head_dim None: config.json does not say; it follows from the shape of q_proj."""
+    """Sizes and variants of an EAGLE-3 head.
+
+    head_dim: None: config.json does not say; it follows from the shape of q_proj.
+    target_hidden_size: of each feature; that of the target, hidden_size if config.json does not say.
+    feature_layers: the target's decoder layers whose *inputs* are the features, in the order of fc's columns; None: EAGLE-3's three.
+    max_position_embeddings: the longest sequence it was trained for, None if config.json does not say.
+    rope_scaling: {"rope_type": ..., its numbers}, without the base.
+    norm_before_residual: the layer's residual is the feature after hidden_norm, not before.
+    norm_before_fc: one RMSNorm over all features side by side, before fc (tensor input_norm).
+    fc_norm: one RMSNorm for each feature, before fc (tensors fc_norm.0, fc_norm.1, ...).
+    norm_output: what a draft step hands to the next is the feature after the last norm, not before (EAGLE-3.1).
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -42,13 +35,24 @@ class Eagle3Config:
     head_dim: int | None
     vocab_size: int
     draft_vocab_size: int
+    target_hidden_size: int
+    feature_layers: tuple[int, ...] | None
+    max_position_embeddings: int | None
     rms_norm_eps: float
     rope_theta: float
-    aux_layer_ids: tuple[int, ...] | None = None
+    rope_scaling: dict[str, Any]
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+    @property
+    def num_features(self) -> int:
+        return 3 if self.feature_layers is None else len(self.feature_layers)
 
 
-def feature_layers(num_target_layers: int) -> tuple[int, int, int]:
-    """The decoder layers whose *inputs* are the fused features: 2, L//2, L-3 (L=30: 2, 15, 27)."""
+def default_feature_layers(num_target_layers: int) -> tuple[int, int, int]:
+    """The layers whose inputs are EAGLE-3's features: 2, L//2, L-3 (L=30: 2, 15, 27)."""
     return (2, num_target_layers // 2, num_target_layers - 3)
 
 
@@ -57,100 +61,99 @@ def read_eagle3_config(folder: Path) -> Eagle3Config:
 
     Raises UserError that names the field, its value and what is allowed.
     """
-    raw = read_config(folder)
-
-    def refuse(field: str, allowed: str) -> UserError:
-        return UserError(f"draft '{folder}': config.json has {field}={raw[field]!r}; allowed: {allowed}")
-
-    for field in ("speculators_config", "transformer_layer_config"):
-        if field in raw:
-            raise UserError(f"draft '{folder}': config.json has {field}: the speculators layout; allowed: the official EAGLE-3 layout")
-    for field, plain in _PLAIN_VALUES.items():
-        if not any(raw.get(field) == value and type(raw.get(field)) is type(value) for value in plain):
-            raise refuse(field, " or ".join("not set" if value is None else repr(value) for value in plain))
-
-    def read_size(field: str, default: int | None = None) -> int:
-        value = raw.get(field, default)
-        if value is None:
-            raise UserError(f"draft '{folder}': config.json has no {field}; an EAGLE-3 head needs it")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise refuse(field, "an integer >= 1")
-        return value
-
-    num_heads = read_size("num_attention_heads")
-    vocab_size = read_size("vocab_size")
+    fields = DraftFields(folder)
+    num_heads = fields.take_size("num_attention_heads")
+    hidden_size = fields.take_size("hidden_size")
+    vocab_size = fields.take_size("vocab_size")
+    rope_theta, rope_scaling = take_rope(fields)
     config = Eagle3Config(
-        hidden_size=read_size("hidden_size"),
-        intermediate_size=read_size("intermediate_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.take_size("intermediate_size"),
         num_attention_heads=num_heads,
-        num_key_value_heads=read_size("num_key_value_heads", num_heads),
-        head_dim=read_size("head_dim") if raw.get("head_dim") is not None else None,
+        num_key_value_heads=fields.take_optional_size("num_key_value_heads") or num_heads,
+        head_dim=fields.take_optional_size("head_dim"),
         vocab_size=vocab_size,
-        draft_vocab_size=read_size("draft_vocab_size", vocab_size),
-        rms_norm_eps=_read_eps(raw, folder),
-        rope_theta=_read_rope_theta(raw, folder),
-        aux_layer_ids=_read_aux_layer_ids(raw, folder),
+        draft_vocab_size=fields.take_optional_size("draft_vocab_size") or vocab_size,
+        target_hidden_size=fields.take_optional_size("target_hidden_size") or hidden_size,
+        feature_layers=_take_feature_layers(fields),
+        max_position_embeddings=fields.take_optional_size("max_position_embeddings"),
+        rms_norm_eps=_take_eps(fields),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        norm_before_residual=_take_norm_before_residual(fields),
+        norm_before_fc=fields.take_flag("norm_before_fc"),
+        fc_norm=fields.take_flag("fc_norm"),
+        # false when not set, as vLLM, SGLang, TensorRT-LLM and speculators read it, and SpecForge from September 2026 on (its PR 879)
+        norm_output=fields.take_flag("norm_output"),
     )
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise refuse("num_key_value_heads", f"a divisor of num_attention_heads={config.num_attention_heads}")
+    if num_heads % config.num_key_value_heads:
+        raise fields.refusal("num_key_value_heads", f"a divisor of num_attention_heads={num_heads}")
     if config.head_dim is not None and config.head_dim % 2:
-        raise refuse("head_dim", "an even number")
-    if config.draft_vocab_size > config.vocab_size:
-        raise refuse("draft_vocab_size", f"at most vocab_size={config.vocab_size}")
+        raise fields.refusal("head_dim", "an even number")
+    if config.draft_vocab_size > vocab_size:
+        raise fields.refusal("draft_vocab_size", f"at most vocab_size={vocab_size}")
+    if fields.take_optional_size("num_aux_hidden_states") not in (None, config.num_features):
+        raise fields.refusal("num_aux_hidden_states", f"{config.num_features}, the number of eagle_aux_hidden_state_layer_ids (not set: 3)")
+    if config.norm_before_fc and config.fc_norm:
+        raise fields.refusal("norm_before_fc", "false, as fc_norm is true")
+    fields.refuse_the_rest()
     return config
 
 
 def check_fits_target(config: Eagle3Config, folder: Path, *, hidden_size: int, vocab_size: int, num_hidden_layers: int) -> None:
     """Raises UserError when the head was made for a target of other sizes; names the field and both values."""
-    for field, target_value in (("vocab_size", vocab_size), ("hidden_size", hidden_size)):
-        value = getattr(config, field)
+    hidden_field = "hidden_size" if config.target_hidden_size == config.hidden_size else "target_hidden_size"
+    for field, value, target_field, target_value in (
+        ("vocab_size", config.vocab_size, "vocab_size", vocab_size),
+        (hidden_field, config.target_hidden_size, "hidden_size", hidden_size),
+    ):
         if value != target_value:
-            raise UserError(f"draft '{folder}': config.json has {field}={value}, the target has {field}={target_value}; they must agree")
-    if num_hidden_layers < MIN_TARGET_LAYERS:
+            raise UserError(
+                f"draft '{folder}': config.json has {field}={value}, the target has {target_field}={target_value}; they must agree"
+            )
+    if config.feature_layers is None:
+        if num_hidden_layers < MIN_TARGET_LAYERS:
+            raise UserError(
+                f"draft '{folder}': the target has num_hidden_layers={num_hidden_layers}; allowed: at least {MIN_TARGET_LAYERS} for EAGLE-3"
+            )
+    elif config.feature_layers[-1] >= num_hidden_layers:
         raise UserError(
-            f"draft '{folder}': the target has num_hidden_layers={num_hidden_layers}; allowed: at least {MIN_TARGET_LAYERS} for EAGLE-3"
-        )
-    # the field counts layer outputs, which enter the layer after: [1, 14, 26] are the inputs of 2, 15, 27
-    expected = tuple(layer - 1 for layer in feature_layers(num_hidden_layers))
-    if config.aux_layer_ids is not None and config.aux_layer_ids != expected:
-        raise UserError(
-            f"draft '{folder}': config.json has eagle_aux_hidden_state_layer_ids={list(config.aux_layer_ids)}; "
-            f"allowed: {list(expected)} (inputs of layers 2, L//2, L-3 of a target of {num_hidden_layers})"
+            f"draft '{folder}': config.json's eagle_aux_hidden_state_layer_ids mean the inputs of decoder layers "
+            f"{list(config.feature_layers)}; allowed: 0 to num_hidden_layers-1 = {num_hidden_layers - 1} of the target"
         )
 
 
-def _read_eps(raw: dict[str, Any], folder: Path) -> float:
-    value = raw.get("rms_norm_eps", 1e-6)  # the default of Llama's configuration, which the reference reads it through
-    if not isinstance(value, float) or not 0 < value < 1:
-        raise UserError(f"draft '{folder}': config.json has rms_norm_eps={value!r}; allowed: a number between 0 and 1")
-    return value
+def _take_feature_layers(fields: DraftFields) -> tuple[int, ...] | None:
+    """The layers whose inputs are the features, None when no field says.
 
-
-def _read_rope_theta(raw: dict[str, Any], folder: Path) -> float:
-    """The rotary base: `rope_theta`, or `rope_parameters.rope_theta`; without both 10000, whatever the target's (LAW.md 1.5)."""
-    found: dict[str, float] = {}
-    for field in ("rope_scaling", "rope_parameters"):
-        section = raw.get(field) or {}
-        kind = section.get("rope_type", section.get("type", "default"))
-        if kind != "default":
-            raise UserError(f"draft '{folder}': config.json has {field} of type {kind!r}; allowed: default (no scaling)")
-        if section.get("rope_theta") is not None:
-            found[f"{field}.rope_theta"] = section["rope_theta"]
-    if raw.get("rope_theta") is not None:
-        found["rope_theta"] = raw["rope_theta"]
-    for field, value in found.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise UserError(f"draft '{folder}': config.json has {field}={value!r}; allowed: a number > 0")
+    At the top (speculators, vLLM) an id k is the input of layer k. In eagle_config (SpecForge, SGLang, ModelOpt) it is the output of
+    layer k, which is the input of layer k+1: with 30 layers [2, 15, 27] and [1, 14, 26] are the same.
+    """
+    found = {}
+    for field, shift in (("eagle_aux_hidden_state_layer_ids", 0), (NESTED_LAYER_IDS, 1)):
+        ids = fields.take(field)
+        if ids is None or ids == []:
+            continue
+        # fc's columns are in the order of the layers: every program collects the features as they come up
+        if not isinstance(ids, list) or not all(type(layer) is int and layer >= 0 for layer in ids) or ids != sorted(ids):
+            raise fields.refusal(field, "integers >= 0 in rising order")
+        found[field] = tuple(layer + shift for layer in ids)
     if len(set(found.values())) > 1:
-        both = " and ".join(f"{field}={value}" for field, value in found.items())
-        raise UserError(f"draft '{folder}': config.json has {both}; they must agree")
-    return float(next(iter(found.values()), DEFAULT_ROPE_THETA))
+        raise fields.refusal(NESTED_LAYER_IDS, "one less than each of eagle_aux_hidden_state_layer_ids, which counts inputs")
+    return next(iter(found.values()), None)
 
 
-def _read_aux_layer_ids(raw: dict[str, Any], folder: Path) -> tuple[int, ...] | None:
-    ids = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    if ids is None:
-        return None
-    if not isinstance(ids, list):
-        raise UserError(f"draft '{folder}': config.json has eagle_aux_hidden_state_layer_ids={ids!r}; allowed: a list of three integers")
-    return tuple(ids)
+def _take_norm_before_residual(fields: DraftFields) -> bool:
+    """False when it is not set, but for speculators' files: there vLLM takes true and speculators itself false, so it must be set."""
+    if fields.is_speculators and fields.take("norm_before_residual") is None:
+        raise fields.missing("norm_before_residual", "a head of speculators")
+    return fields.take_flag("norm_before_residual")
+
+
+def _take_eps(fields: DraftFields) -> float:
+    value = fields.take("rms_norm_eps")
+    if value is None:
+        return 1e-6  # the default of Llama's configuration, which the reference reads it through
+    if not isinstance(value, float) or not 0 < value < 1:
+        raise fields.refusal("rms_norm_eps", "a number between 0 and 1")
+    return value

@@ -1,4 +1,4 @@
-"""Turns the GGUF file of a preset into an ordinary model folder, once per machine. Imports torch only to convert.
+"""Turns a GGUF file into an ordinary model folder, once per machine. Imports torch only to convert.
 
 The folder lives in the cache under the content's hash, so another file, or another version of this converter, never meets an old result.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import shutil
@@ -19,7 +20,7 @@ from engine.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-CONVERTER_VERSION = 1  # raise it when a change below changes what is written
+CONVERTER_VERSION = 1  # raise it when a change here or in gguf_*.py changes what is written
 GGUF_MAGIC = b"GGUF"
 
 
@@ -40,36 +41,31 @@ def converted_folder(gguf_file: Path) -> Path:
 
 
 def check_gguf(gguf_file: Path) -> None:
-    """Raises UserError when `gguf_file` is no GGUF file, or has to be converted and the packages for that are missing."""
-    try:
-        with gguf_file.open("rb") as file:
-            magic = file.read(len(GGUF_MAGIC))
-    except OSError as error:
-        raise UserError(f"'{gguf_file}' cannot be read: {error.strerror}") from None
-    if magic != GGUF_MAGIC:
-        raise UserError(f"'{gguf_file}' is no GGUF file: it begins with {magic!r}, not {GGUF_MAGIC!r}")
-    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
-    if missing and not converted_folder(gguf_file).is_dir():
-        raise UserError(f"reading '{gguf_file}' needs the packages {', '.join(missing)}: pip install 'rheo[gguf]'")
+    """Raises UserError when `gguf_file` is no GGUF file; or, not yet converted, holds what the engine cannot run exactly."""
+    _check_readable(gguf_file)
+    if not converted_folder(gguf_file).is_dir():
+        from engine.models.gguf_content import GGUFModel
+
+        GGUFModel(gguf_file)
 
 
 def convert_gguf(gguf_file: Path) -> Path:
     """The model folder (safetensors, configuration, tokenizer) made from `gguf_file`, converted now if it is not in the cache.
 
     Processes that start at once convert once: one holds the lock, the others wait for its result. The folder appears by a rename, so a
-    conversion that was cut short is never used. Raises UserError when the cache cannot be written.
+    conversion that was cut short is never used. Raises UserError as `check_gguf`, and when the cache cannot be written.
     """
     folder = converted_folder(gguf_file)
     if folder.is_dir():  # without the lock, so a cache can be read-only
         return folder
-    check_gguf(gguf_file)
+    _check_readable(gguf_file)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(folder.name + ".lock")):
             if not folder.is_dir():
                 for leftover in folder.parent.glob(f"{folder.name}.tmp-*"):  # of a run that died; nobody else writes under this lock
                     shutil.rmtree(leftover)
-                logger.warning("converting %s once into %s (about half a minute)", gguf_file.name, folder)
+                logger.warning("converting %s once into %s (about a minute per GB)", gguf_file.name, folder)
                 unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
                 _write_model(gguf_file, unfinished)
                 _make_durable(unfinished)
@@ -79,47 +75,33 @@ def convert_gguf(gguf_file: Path) -> Path:
     return folder
 
 
+def _check_readable(gguf_file: Path) -> None:
+    try:
+        with gguf_file.open("rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise UserError(f"'{gguf_file}' cannot be read: {error.strerror}") from None
+    if magic != GGUF_MAGIC:
+        raise UserError(f"'{gguf_file}' is no GGUF file: it begins with {magic!r}, not {GGUF_MAGIC!r}")
+    if importlib.util.find_spec("gguf") is None and not converted_folder(gguf_file).is_dir():
+        raise UserError(f"reading '{gguf_file}' needs the package gguf: pip install 'rheo[gguf]'")
+
+
 def _write_model(gguf_file: Path, folder: Path) -> None:
-    """Loads `gguf_file` through transformers and writes it to `folder` as a plain Llama model.
+    """Every number as it is in the file; those of quantised matrices in fp32.
 
-    The weights are kept in fp32, 540 MB: dequantised Q4_1 values (fp16 scale * 4-bit integer + fp16 minimum) do not fit in 16 bits.
-    Measured on SmolLM2-135M: bf16 would change 82% of the values, by up to 0.014 (fp16: up to 0.002).
+    Dequantised values (say fp16 scale * 4-bit integer + fp16 minimum) do not fit in 16 bits. Measured on the Q4_1 file of SmolLM2-135M:
+    bf16 would change 82% of the values, by up to 0.014 (fp16: up to 0.002).
     """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from safetensors.torch import save_file
 
-    from engine.models.loading import quiet_transformers
+    from engine.models.gguf_content import GGUFModel
+    from engine.models.gguf_tokenizer import read_tokenizer
 
-    with quiet_transformers():
-        source = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
-        fields = source.config.to_dict()
-        for name in ("quantization_config", "_model_name_or_path", "model_type", "transformers_version"):
-            fields.pop(name, None)
-        # save_pretrained refuses a model that says it is quantised, though its tensors no longer are
-        with torch.device("meta"):
-            plain = LlamaForCausalLM(LlamaConfig(**fields))
-        plain.load_state_dict(source.state_dict(), assign=True)
-        plain.tie_weights()
-        plain.generation_config = source.generation_config
-        plain.save_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
-        _restore_pre_tokenizer(tokenizer, gguf_file)
-        tokenizer.save_pretrained(folder)
-
-
-def _restore_pre_tokenizer(tokenizer, gguf_file: Path) -> None:
-    """transformers reads every byte-level GGUF tokenizer as GPT-2's; SmolLM's splits off each digit first.
-
-    Example: "x=  10" is x, =, two spaces as one token, 1, 0; without this the two spaces are two tokens.
-    """
-    import gguf
-    from tokenizers import pre_tokenizers
-
-    field = gguf.GGUFReader(gguf_file).get_field("tokenizer.ggml.pre")
-    if field is not None and field.contents() == "smollm":
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+    model = GGUFModel(gguf_file)
+    (folder / "config.json").write_text(json.dumps(model.config, indent=2), encoding="utf-8")
+    save_file(model.read_tensors(), folder / "model.safetensors", metadata={"format": "pt"})
+    read_tokenizer(gguf_file, model.fields).save_pretrained(folder)
 
 
 def _make_durable(folder: Path) -> None:

@@ -77,6 +77,7 @@ def acceptance(
 ) -> dict[str, np.ndarray]:
     """[contexts, 2] for each set: accepted tokens and cycles, summed over seeds."""
     engine = Engine.load(_TARGET, speculation=speculation, max_batch=max_batch)
+    engine.decoder.max_prefill_tokens = max_batch * engine.max_model_len  # every prompt in one pass, so that rows draft together
     sums: dict[str, list] = {}
     for start in range(0, len(contexts), max_batch):
         part = slice(start, start + max_batch)
@@ -95,10 +96,10 @@ def _one_cycle(engine: Engine, ids: Sequence[str], contexts: Sequence[list[int]]
     rows = sorted(engine.running, key=lambda row: ids.index(row.request.id))
     for row, context in zip(rows, contexts, strict=True):
         row.tokens[-1] = context[-1]  # in place of the token that the prefill drew
-    saved = [(len(row.tokens), row.num_cached, row.num_paired, row.pending_TF) for row in rows]
+    saved = [(len(row.tokens), row.num_cached, row.num_draft_cached, row.pending_TF) for row in rows]
     accepted: list[list[int]] = [[] for _ in rows]
     for seed in seeds:
-        for row, (length, row.num_cached, row.num_paired, row.pending_TF) in zip(rows, saved, strict=True):
+        for row, (length, row.num_cached, row.num_draft_cached, row.pending_TF) in zip(rows, saved, strict=True):
             del row.tokens[length:]
             row.num_cycles = 0
             row.key = row_key(seed, row.request.id, 0)

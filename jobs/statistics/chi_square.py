@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from scipy.stats import chi2
@@ -17,10 +18,12 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from engine import Engine, Request, SamplingParams, Speculation, Verification
-from engine.models.checkpoint import load_eagle3
+from engine.drafts.loading import load_draft
 from engine.models.loading import load_causal_lm
+from engine.models.source import ResolvedDraft
 from engine.target import Target
-from jobs.statistics.toy_pair import VOCAB
+from engine.topology import Topology
+from jobs.statistics.toy_pair import VOCAB, Toy
 
 PROMPTS = ([1, 4], [7, 2, 2, 0, 3, 6, 1, 1, 5])
 TEMPERATURES = (1.0, 0.7)
@@ -29,13 +32,28 @@ _LEAST_EXPECTED = 5.0
 
 #: K, tree_size and depth: small enough that pruning drops many drawn tokens, which is where a wrong law shows
 _TREE = {"top_k": 4, "tree_size": 8, "depth": 4}
-CASES: dict[str, Speculation] = {
-    "off": Speculation(method="off", **_TREE),
-    "topk": Speculation(method="topk", **_TREE),
-    "chain": Speculation(method="chain", **_TREE),
-    "coupled": Speculation(method="coupled", **_TREE),
-    **{f"rheo m={m}": Speculation(method="rheo", m=m, **_TREE) for m in (0, 1, 2, 3)},
-    "rheo m=1 deterministic-first": Speculation(method="rheo", m=1, verification=Verification(order="deterministic_first"), **_TREE),
+_SHAPE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A method with a kind of draft; `least_tau`: without so much acceptance the test would look at little."""
+
+    speculation: Speculation
+    draft: Literal["eagle3", "causal_lm", "ngram"] = "eagle3"
+    least_tau: float = 2.0
+
+
+CASES: dict[str, Case] = {
+    "off": Case(Speculation(method="off", **_TREE), least_tau=1.0),
+    "topk": Case(Speculation(method="topk", **_TREE)),
+    "static": Case(Speculation(method="static", **{**_TREE, "tree_size": 1 + len(_SHAPE)})),
+    "chain": Case(Speculation(method="chain", **_TREE)),
+    "coupled": Case(Speculation(method="coupled", **_TREE)),
+    **{f"rheo m={m}": Case(Speculation(method="rheo", m=m, **_TREE)) for m in (0, 1, 2, 3)},
+    "rheo m=1 deterministic-first": Case(Speculation(method="rheo", m=1, verification=Verification(order="deterministic_first"), **_TREE)),
+    **{f"language model, {method}": Case(Speculation(method=method, **_TREE), "causal_lm") for method in ("rheo", "static", "chain")},
+    **{f"ngram, {method}": Case(Speculation(method=method, **_TREE), "ngram", 1.3) for method in ("rheo", "static", "chain")},
 }
 
 
@@ -65,13 +83,13 @@ class CaseResult:
         return min(outcome.p_value for outcome in self.outcomes)
 
 
-def load_toy_engine(target: Path, draft: Path, speculation: Speculation, *, max_batch: int = 4096) -> Engine:
-    """An engine over the toy pair on one CPU, in fp32, with many slots: its rows are tiny."""
-    model = load_causal_lm(target, torch.float32, torch.device("cpu"))
-    head = load_eagle3(
-        draft, target_config=model.config, embedding=model.get_input_embeddings().weight, dtype=torch.float32, device=torch.device("cpu")
-    )
-    return Engine(Target(model, head.feature_layers), head, speculation=speculation, max_batch=max_batch)
+def load_toy_engine(toy: Toy, case: Case, *, max_batch: int = 4096) -> Engine:
+    """An engine over the toy models on one CPU, in fp32, with many slots: its rows are tiny."""
+    model = load_causal_lm(toy.target, torch.float32, torch.device("cpu"))
+    folder = {"eagle3": toy.head, "causal_lm": toy.language_model, "ngram": None}[case.draft]
+    draft = load_draft(ResolvedDraft(case.draft, folder, case.draft), model, attention="sdpa")
+    topology = Topology(path=Path("toy"), paths=_SHAPE) if case.speculation.method == "static" else None
+    return Engine(Target(model, draft.feature_layers), draft, speculation=case.speculation, topology=topology, max_batch=max_batch)
 
 
 def exact_laws(target: Path) -> dict[tuple[int, float], tuple[Tensor, Tensor]]:

@@ -16,7 +16,7 @@ import torch
 
 from jobs.evidence import write_result
 from jobs.statistics.chi_square import CASES, exact_laws, load_toy_engine, run_case
-from jobs.statistics.toy_pair import build_toy_pair
+from jobs.statistics.toy_pair import build_toy
 
 
 def main() -> None:
@@ -26,11 +26,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)  # thousands of tiny operations: threads only wait for each other
     with tempfile.TemporaryDirectory() as folder:
-        target, draft = build_toy_pair(Path(folder))
-        laws = exact_laws(target)
+        toy = build_toy(Path(folder))
+        laws = exact_laws(toy.target)
         cases = {}
-        for name, speculation in CASES.items():
-            result = run_case(load_toy_engine(target, draft, speculation), laws, args.rows, args.seed)
+        for name, case in CASES.items():
+            result = run_case(load_toy_engine(toy, case), laws, args.rows, args.seed)
             cases[name] = {
                 "tau": round(result.tau, 3),
                 "least_p_value": result.least_p_value,

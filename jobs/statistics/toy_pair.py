@@ -1,4 +1,4 @@
-"""A real Llama and a real EAGLE-3 head over 8 tokens, small enough for exact laws, built so that the draft is the target, perturbed.
+"""A real Llama and real drafts over 8 tokens, small enough for exact laws, built so that a draft is the target, perturbed.
 
 A random head would agree with its target by luck only, and trees would end at once. This one is made by hand: its attention looks at the
 last pair alone (queries and keys are constants, which rotary positions turn away from each other), its value is the token's embedding
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -22,14 +23,26 @@ _FOCUS = 80.0  # score of the pair itself, before the softmax's scale
 _NOISE = 0.04
 
 
-def build_toy_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """Write target and draft below `folder`, in fp32; their folders."""
+class Toy(NamedTuple):
+    """Folders: the target, its EAGLE-3 head, and another language model with its vocabulary."""
+
+    target: Path
+    head: Path
+    language_model: Path
+
+
+def build_toy(folder: Path, seed: int = 0) -> Toy:
+    """Write the models below `folder`, in fp32."""
     torch.manual_seed(seed)
-    target, draft = folder / "target", folder / "draft"
+    toy = Toy(folder / "target", folder / "head", folder / "language_model")
     model = _target()
-    model.save_pretrained(target)
-    _save_head(model, draft)
-    return target, draft
+    model.save_pretrained(toy.target)
+    _save_head(model, toy.head)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += _NOISE * weight.std() * torch.randn_like(weight)
+    model.save_pretrained(toy.language_model)
+    return toy
 
 
 def _target() -> LlamaForCausalLM:

@@ -32,7 +32,7 @@ def run_cycles(tiny: Tiny, num_cycles: int, method: str = "rheo") -> tuple[Engin
 def root_logits(engine: Engine, rows: list[Row]) -> Tensor:
     """The draft's logits [B, U] for the next root of each row."""
     with torch.inference_mode():
-        return engine.decoder.drafter._read_pending(rows, rows[0].slot)[1]
+        return engine.decoder.drafter._model.begin(rows).logits_BU
 
 
 def dense_logits(tiny: Tiny, tokens: list[int], shift: int = 0) -> Tensor:

@@ -78,6 +78,7 @@ SPECULATIONS = {
     "rheo": Speculation(method="rheo", tree_size=24, depth=4),
     "rheo m=0": Speculation(method="rheo", m=0, tree_size=24, depth=4),
     "rheo deterministic-first": Speculation(method="rheo", tree_size=24, depth=4, verification=Verification(order="deterministic_first")),
+    "static": Speculation(method="static", tree_size=24, depth=4),
     "chain": Speculation(method="chain", tree_size=5, depth=4),
     "coupled": Speculation(method="coupled", tree_size=24, depth=4),
 }

@@ -60,7 +60,7 @@ class _Drafts:
         for _ in range(3):
             engine.step()
         self._rows, self._drafter = engine.running, engine.decoder.drafter
-        self._state = [(row.num_paired, row.pending_TF) for row in self._rows]
+        self._state = [(row.num_draft_cached, row.pending_TF) for row in self._rows]
         self._pools = []
         prune = drafting.prune
 
@@ -72,8 +72,8 @@ class _Drafts:
 
     @torch.inference_mode()
     def draft(self, swapped_path_B: Tensor | None = None) -> _Drafted:
-        for row, (num_paired, pending_TF) in zip(self._rows, self._state, strict=True):
-            row.num_paired, row.pending_TF = num_paired, pending_TF
+        for row, (num_draft_cached, pending_TF) in zip(self._rows, self._state, strict=True):
+            row.num_draft_cached, row.pending_TF = num_draft_cached, pending_TF
         tensors = RowTensors(self._rows, 49152, torch.device("cpu"), lambda key_B: _SwappedDraws(key_B, swapped_path_B))
         size_B = torch.full((len(self._rows),), 60)
         self._drafter.draft(self._rows, tensors, size_B)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from engine import Engine, Request, SamplingParams, Speculation
+from engine.drafts.eagle3 import Eagle3Draft
 from engine.models.checkpoint import load_eagle3
 from engine.models.eagle3 import Eagle3Head
 from engine.models.loading import load_causal_lm, load_tokenizer
@@ -48,7 +49,7 @@ class Tiny:
         speculation = {name: options.pop(name) for name in names if name in options}
         return Engine(
             self.target,
-            self.head,
+            Eagle3Draft(self.head, attention="sdpa"),
             options.pop("tokenizer", self.tokenizer),
             speculation=Speculation(method=method, tree_size=tree_size, depth=depth, top_k=top_k, **speculation),
             **options,

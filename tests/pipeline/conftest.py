@@ -8,7 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config import JobConfig, load_config
+from engine.params import SamplingParams
+from pipeline.columns import Columns
+from pipeline.config import InputSection, JobConfig, load_config
+from pipeline.sources import read_chunk, scan_input
 
 
 def write_jsonl(path: Path, records: list) -> Path:
@@ -24,13 +27,25 @@ def read_rows(output: Path) -> list[dict]:
     return sorted(rows, key=lambda row: (row["row_index"], row["sample"]))
 
 
+def read_input(path, num_samples=1, format="auto", **section):
+    """The plan, and the rows that its chunks give, without Ray."""
+    path = [str(entry) for entry in path] if isinstance(path, list) else str(path)
+    columns = Columns(InputSection(path=path, **section), SamplingParams(), num_samples)
+    plan = scan_input(path, format, columns)
+    rows = [row for chunk in plan.chunks for table in read_chunk(chunk, columns) for row in table.to_pylist()]
+    assert len(rows) == plan.num_rows
+    assert sorted({row["row_index"] for row in rows}) == list(range(plan.num_records))
+    return plan, rows
+
+
 @pytest.fixture
 def make_config(tmp_path):
     """A fake job over `source`, into tmp_path/out, with options over it."""
 
-    def make(source: Path, *overrides: str) -> JobConfig:
+    def make(source: Path | list[str], *overrides: str) -> JobConfig:
         job = tmp_path / "job.yaml"
-        job.write_text(f"input: {{path: '{source}'}}\nengine: {{kind: fake}}\noutput: {{path: '{tmp_path / 'out'}'}}\n")
+        sections = {"input": {"path": source}, "engine": {"kind": "fake"}, "output": {"path": tmp_path / "out"}}
+        job.write_text(json.dumps(sections, default=str))  # JSON is YAML
         return load_config(str(job), overrides)
 
     return make

@@ -108,6 +108,26 @@ def test_check_says_what_the_job_would_do_and_leaves_nothing(job, tmp_path, caps
     assert not (tmp_path / "out").exists()
 
 
+def test_check_shows_a_prompt_and_what_is_left_out(tmp_path, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "docs.csv").write_text("document\na\x1b[31m\n\n")
+    (folder / "more.jsonl").write_text('{"document": null}\n')
+    (folder / "README.md").write_text("")
+    template = "  template: |\n    Summarise:\n    {{ document }}\n"
+    job = f"input:\n  path: {folder}\n{template}engine: {{kind: fake}}\noutput: {{path: {tmp_path}/out}}\n"
+    (tmp_path / "job.yaml").write_text(job)
+    assert call_rheo("check", tmp_path / "job.yaml") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "  input    2 records in 2 files (1 csv, 1 jsonl) make 2 rows"
+    assert lines[-4:] == [
+        "  left out 1, as no input (another suffix, hidden, or a link to a folder): README.md",
+        "  first 2 rows: 1 readable, 1 would be error rows",
+        "    docs.csv:2: Summarise: a [31m",
+        "    template_error: 1, for instance more.jsonl:1: input.template: 'document' is undefined (missing or null)",
+    ]
+
+
 def test_check_refuses_what_run_refuses(job, tmp_path, capsys, ray_session):
     path = job([{"prompt": "x"}])
     assert call_rheo("run", path) == 0

@@ -11,12 +11,13 @@ from pipeline.config import SamplingSection, SpeculationSection, VerificationSec
 _TEXT = """
 job.name job.seed
 input.path input.format input.prompt input.messages input.id input.chat input.template input.template_kwargs input.system input.params
-input.truncate input.limit input.max_errors input.grow input.storage_options
+input.truncate input.parse_special input.limit input.max_errors input.grow input.storage_options
 model.target model.draft model.dtype model.device model.attention model.revision model.max_model_len
 sampling.temperature sampling.top_p sampling.top_k sampling.min_p sampling.eta sampling.repetition_penalty sampling.logit_bias
 sampling.max_tokens sampling.min_tokens sampling.stop sampling.stop_token_ids sampling.ignore_eos sampling.n sampling.seed
 sampling.logprobs
 speculation.method speculation.tree_size speculation.depth speculation.top_k speculation.m speculation.draft_top
+speculation.topology
 speculation.verification.rule speculation.verification.order speculation.budget
 engine.kind engine.max_batch engine.kv_cache_gib engine.reproducible
 ray.address ray.workers ray.threads_per_worker ray.gpus_per_worker
@@ -112,20 +113,24 @@ def test_a_missing_file_names_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("input.template=x", "not built yet"),
-        ("input.template_kwargs={a: 1}", "not built yet"),
         ("input.max_errors=3", "not built yet"),
         ("input.grow=true", "input.grow=true is not built yet; allowed: false"),
-        ("input.truncate=left", "not built yet"),
-        ("input.format=csv", "not built yet"),
         ("input.storage_options={key: secret}", "not built yet"),
         ("output.retry_errors=true", "not built yet"),
         ("output.path=s3://bucket/x", "not built yet"),
         ("ray.gpus_per_worker=0.5", "not built yet"),
         ("model.attention=flash", "not built yet"),
         ("speculation.budget=auto", "not built yet"),
-        ("speculation.method=static", "not built yet"),
+        ("speculation.topology=tree.json", "speculation.topology='tree.json'; allowed: auto with method=rheo"),
         ("input.format=jsnl", "did you mean 'jsonl'"),
+        ("input.truncate=lef", "did you mean 'left'"),
+        ("input.path=5", "input.path=5; allowed: a path, or a list of paths"),
+        ("input.path=[]", r"input.path=\[\]; allowed: a path, or a list of paths"),
+        ("input.path=[a, 5]", "allowed: a path, or a list of paths"),
+        ("input.path=[a, '']", "input.path is empty"),
+        ("input.path=[a, 's3://b/c']", "input.path='s3://b/c': object stores are not built yet"),
+        ("input.template='{{ a'", "input.template, line 1: unexpected end of template"),
+        ("input.template='{a}'", "input.template='{a}' reads no column"),
         ("input.chat=maybe", "allowed: auto, true, false"),
         ("input.limit=0", "allowed: an integer >= 1"),
         ("sampling.temperature=-1", "sampling.temperature=-1.0; allowed: a number >= 0"),
@@ -150,6 +155,31 @@ def test_a_draft_is_refused_where_nothing_is_drafted(load):
         check_config(load("model.draft=head", "speculation.method=off"))
 
 
-def test_a_system_message_needs_the_chat_template(load):
-    with pytest.raises(UserError, match="chat template"):
-        check_config(load("input.system=be brief", "input.chat=false"))
+@pytest.mark.parametrize("option", ["input.system=be brief", "input.template_kwargs={enable_thinking: false}"])
+def test_what_needs_the_chat_template_is_refused_without_it(load, option):
+    check_config(load(option))
+    with pytest.raises(UserError, match=rf"{option.split('=')[0]} needs the chat template, and input.chat=false"):
+        check_config(load(option, "input.chat=false"))
+
+
+def test_a_prompt_is_made_in_one_way(load):
+    template = "input.template='{{ document }}'"
+    check_config(load(template))
+    check_config(load(template, "input.prompt=null", "input.messages=null"))
+    for option in ("input.prompt=text", "input.messages=chat.turns"):
+        with pytest.raises(UserError, match=rf"{option.split('=')[0]}='.*' beside input.template"):
+            check_config(load(template, option))
+    with pytest.raises(UserError, match=r"both null; allowed: at least one column, or input\.template"):
+        check_config(load("input.prompt=null", "input.messages=null"))
+
+
+@pytest.mark.parametrize("options", [[], ["speculation.topology=tree.json"]])
+def test_static_trees_are_a_method(load, options):
+    check_config(load("speculation.method=static", *options))
+
+
+def test_the_input_may_be_a_list(load):
+    text = "input: {path: [a.jsonl, 'b/*.csv']}\noutput: {path: out}\n"
+    for config in (load(text=text), load("input.path=[a.jsonl,b/*.csv]")):
+        check_config(config)
+        assert config.input.path == ["a.jsonl", "b/*.csv"]

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from pipeline.progress import ProgressView, describe
-from pipeline.report import Summary, format_seconds
+from pipeline.report import Summary
+from pipeline.wording import format_seconds
 
 
 def state(**over):

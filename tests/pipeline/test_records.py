@@ -6,8 +6,9 @@ import pytest
 
 from engine.errors import RowError
 from engine.params import SamplingParams
+from pipeline.columns import Columns
 from pipeline.config import InputSection
-from pipeline.records import MAX_SAMPLES, Columns, expand_record, read_key
+from pipeline.records import MAX_SAMPLES, expand_record, read_key
 
 PLACE = "in.jsonl:7"
 
@@ -51,6 +52,8 @@ def test_ids():
         ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "bad_record", "both prompt and messages"),
         ({"messages": []}, "empty_prompt", "empty list"),
         ({"messages": "hello"}, "bad_record", "not JSON"),
+        ({"messages": " "}, "empty_prompt", "messages is empty or blank"),
+        ({"prompt": "", "messages": ""}, "empty_prompt", "prompt is empty or blank"),
         ({"messages": [{"role": "usr", "content": "x"}]}, "bad_record", "messages[0].role='usr'; allowed: system"),
         ({"messages": [{"role": "user"}]}, "bad_record", "messages[0].content"),
         ({"messages": [{"role": "user", "content": " "}]}, "empty_prompt", "not blank"),
@@ -83,6 +86,37 @@ def test_a_path_into_a_column_leaves_the_column_in_meta():
     assert json.loads(row["meta"]) == {"turns": ["first", "second"]}
     assert expand({"turns": []}, prompt="turns.0")[0]["error_type"] == "bad_record"
     assert expand({"a.b": "dotted name"}, prompt="a.b")[0]["prompt"] == "dotted name"
+
+
+def test_an_empty_cell_is_nothing_beside_one_that_is_not():
+    """CSV has no null."""
+    chat = json.dumps([{"role": "user", "content": "hi"}])
+    assert expand({"prompt": "", "messages": chat})[0]["messages"] == chat
+    assert expand({"prompt": "x", "messages": ""})[0]["prompt"] == "x"
+    assert expand({"prompt": "x", "params": " "})[0]["error_type"] is None
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt", "error"),
+    [
+        ({"doc": {"title": "T", "url": "u"}, "text": "x"}, "T: x", None),
+        ({"doc": {"title": "T"}, "text": None}, None, "template_error"),
+        ({"text": "x"}, None, "template_error"),
+        ({"doc": {"title": ""}, "text": "\ud800"}, None, "bad_record"),
+    ],
+)
+def test_a_template_makes_the_prompt(record, prompt, error):
+    (row,) = expand({**record, "prompt": "unused", "messages": 5}, template="{{ doc.title }}: {{ text }}")
+    assert (row["prompt"], row["messages"], row["error_type"]) == (prompt, None, error)
+    rest = {name: value for name, value in record.items() if name == "doc"}  # only looked into, so passed on
+    assert json.loads(row["meta"]) == {**rest, "prompt": "unused", "messages": 5}
+
+
+def test_a_template_that_gives_nothing():
+    (row,) = expand({"text": " ", "params": {"n": 1}}, template="{{ text }}")
+    assert (row["error_type"], row["meta"]) == ("empty_prompt", None)
+    rows = expand({"text": None}, num_samples=3, template="{{ text }}")
+    assert [(row["sample"], row["error_type"]) for row in rows] == [(s, "template_error") for s in range(3)]
 
 
 def test_samples_are_adjacent_and_a_row_may_ask_for_its_own_number():

@@ -25,15 +25,19 @@ def test_every_kind_of_row_in_one_job(run_fake, tmp_path, capsys):
     records[11] = {"id": "talk", "messages": [{"role": "user", "content": "hi"}]}
     records[13] = {"id": "fails", "prompt": "[[fake:row_error]]"}
     records[15] = {"id": "template", "prompt": "[[fake:template]]"}
-    code, rows = run_fake(records, "sampling.n=2", "input.system=be brief", "output.rows_per_file=16", "job.seed=5")
+    records[17] = {"id": "long", "prompt": "long " * 600, "params": {"n": 1}}
+    options = ["sampling.n=2", "input.system=be brief", "output.rows_per_file=16", "job.seed=5", "model.max_model_len=500"]
+    code, rows = run_fake(records, *options)
     assert code == 3
-    assert len({(row["id"], row["sample"]) for row in rows}) == len(rows) == 40 * 2 + 1 - 1 - 1
+    assert len({(row["id"], row["sample"]) for row in rows}) == len(rows) == 40 * 2 + 1 - 1 - 1 - 1
     by_key = {(row["id"], row["sample"]): row for row in rows}
     assert [row["error_type"] for row in rows if row["status"] == "error"] == [
         "bad_record", "empty_prompt", "empty_prompt", "bad_params", "fake_error", "fake_error", "template_error", "template_error",
+        "prompt_too_long",
     ]  # fmt: skip
     assert by_key["in.jsonl:4", 0]["error_message"].startswith("in.jsonl:4: invalid JSON")
     assert by_key["fails", 1]["prompt"] is not None
+    assert by_key["long", 0]["num_prompt_tokens"] > 600
     ok = [row for row in rows if row["status"] == "ok"]
     for row in ok:
         assert row["num_output_tokens"] == len(row["token_ids"]) == 1 + sum(cycle["emitted"] for cycle in row["cycles"])
@@ -54,7 +58,9 @@ def test_every_kind_of_row_in_one_job(run_fake, tmp_path, capsys):
     assert all(pq.read_schema(part).equals(SCHEMA) for part in parts)
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (run["status"], run["exit_code"], run["num_rows"], run["schema_version"]) == ("finished", 3, len(rows), 1)
-    assert run["counts"]["errors"] == {"bad_record": 1, "empty_prompt": 2, "bad_params": 1, "fake_error": 2, "template_error": 2}
+    assert run["counts"]["errors"] == {
+        "bad_record": 1, "empty_prompt": 2, "bad_params": 1, "fake_error": 2, "template_error": 2, "prompt_too_long": 1,
+    }  # fmt: skip
     assert run["config"]["sampling"]["n"] == 2
     assert run["engine"] == {
         "method": "rheo", "tree_size": 60, "depth": 8, "top_k": 10, "m": 1, "dtype": "none", "device": "cpu", "max_batch": 16,
@@ -129,6 +135,21 @@ def test_parquet_input_and_messages(tmp_path, make_config, ray_session):
     assert [row["id"] for row in rows] == [str(i) for i in range(11)]
     assert rows[2]["prompt"] == "<|user|>\nhi 2\n<|assistant|>\n"
     assert rows[10]["error_message"] == "in.parquet:11: messages is null"
+
+
+def test_a_template_over_csv_makes_the_prompts(tmp_path, make_config, ray_session, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "docs.csv").write_text('id,title,document\n1,T,"two\nlines"\n2,,x\n3,T\n')
+    job = ["input.template='{{ title }}: {{ document }}'", "output.rows_per_file=1"]
+    assert run_job(make_config([str(folder), str(folder / "docs.csv")], *job)) == 3
+    rows = read_rows(tmp_path / "out")
+    assert [row["prompt"] for row in rows[:2]] == ["<|user|>\nT: two\nlines\n<|assistant|>\n", "<|user|>\n: x\n<|assistant|>\n"]
+    assert [row["meta"] for row in rows] == [None] * 3
+    assert rows[2]["error_message"] == "docs.csv:5: has 2 fields; allowed: 3, as the first row"
+    for option in ("input.template='{{ document }}'", "input.template_kwargs={a: 1}", "input.truncate=left", "input.parse_special=true"):
+        with pytest.raises(UserError, match=rf"it differs in {option.split('=')[0]} "):
+            run_job(make_config([str(folder), str(folder / "docs.csv")], *job, option))
 
 
 def test_raw_prompts(run_fake):

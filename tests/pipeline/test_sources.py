@@ -1,5 +1,8 @@
 import gzip
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,20 +11,11 @@ import pytest
 from engine.errors import UserError
 from engine.params import SamplingParams
 from pipeline import sources
+from pipeline.columns import Columns
 from pipeline.config import InputSection
-from pipeline.records import Columns
-from pipeline.sources import find_files, read_chunk, scan_input
+from pipeline.sources import read_chunk, scan_input
+from tests.pipeline.conftest import read_input as read
 from tests.pipeline.conftest import write_jsonl
-
-
-def read(path, num_samples=1, format="auto", **section):
-    """The plan, and the rows that its chunks give."""
-    columns = Columns(InputSection(path=str(path), **section), SamplingParams(), num_samples)
-    plan = scan_input(str(path), format, columns)
-    rows = [row for chunk in plan.chunks for table in read_chunk(chunk, columns) for row in table.to_pylist()]
-    assert len(rows) == plan.num_rows
-    assert sorted({row["row_index"] for row in rows}) == list(range(plan.num_records))
-    return plan, rows
 
 
 def test_lines_end_at_newline_only_and_blank_ones_are_skipped(tmp_path):
@@ -46,13 +40,21 @@ def test_chunks_number_the_rows_as_one_pass_does(tmp_path, monkeypatch):
         write_jsonl(tmp_path / name, records)
     with gzip.open(tmp_path / "c.jsonl.gz", "wb") as file:
         file.write((tmp_path / "a.jsonl").read_bytes())
+    (tmp_path / "d.csv").write_text("prompt,n\n" + "".join(f'"two\nlines {i}",{i}\n' for i in range(30)))
+    (tmp_path / "e.txt").write_text("".join(f"line {i}\n\n" for i in range(30)))
     _, whole = read(tmp_path)
     monkeypatch.setattr(sources, "_CHUNK_RECORDS", 7)
     plan, rows = read(tmp_path)
-    assert len(plan.chunks) == 12 + 12 + 1  # a gzip stream is one chunk
+    assert len(plan.chunks) == 12 + 12 + 1 + 5 + 5  # a gzip stream is one chunk
     assert rows == whole
     assert [row["id"] for row in rows[:2]] == ["a.jsonl:2", "a.jsonl:3"]
-    assert [f.name for f in plan.files] == ["a.jsonl", "b.jsonl", "c.jsonl.gz"]
+    assert [row["id"] for row in rows[240:242]] == ["d.csv:2", "d.csv:4"]
+    assert [f.name for f in plan.files] == ["a.jsonl", "b.jsonl", "c.jsonl.gz", "d.csv", "e.txt"]
+    assert plan.describe() == "300 records in 5 files (3 jsonl, 1 csv, 1 text)"
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", 1)
+    plan, rows = read(tmp_path)
+    assert len(plan.chunks) == 80 + 80 + 1 + 30 + 30
+    assert rows == whole
 
 
 @pytest.mark.parametrize("limit", [1, 6, 7, 8, 14, 30])
@@ -110,6 +112,21 @@ def test_inputs_that_are_refused_up_front(tmp_path, content, message):
         read(tmp_path / "in.jsonl")
 
 
+def test_the_first_repeated_ids_of_a_big_input_are_shown(tmp_path):
+    ids = [*range(3000), *range(2990, -1, -1)]
+    write_jsonl(tmp_path / "in.jsonl", [{"id": id, "prompt": "x"} for id in ids])
+    with pytest.raises(
+        UserError, match=r"repeated ids in column 'id': '2990' \(in.jsonl:2991 and in.jsonl:3001\); ('29\d\d' [^;]*; ){4}set"
+    ):
+        read(tmp_path / "in.jsonl")
+
+
+def test_ids_of_equal_hash_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_hash", lambda id: len(id))
+    write_jsonl(tmp_path / "in.jsonl", [{"id": id, "prompt": "x"} for id in "abcd"])
+    assert len(read(tmp_path / "in.jsonl")[1]) == 4
+
+
 def test_a_named_column_must_be_there(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", [{"prompt": "x", "uid": 1}])
     with pytest.raises(UserError, match=r"input.id: .*did you mean 'uid'"):
@@ -117,20 +134,102 @@ def test_a_named_column_must_be_there(tmp_path):
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "in.parquet")
     with pytest.raises(UserError, match=r"unknown column 'prompt' .allowed: text"):
         read(tmp_path / "in.parquet")
+    (tmp_path / "in.csv").write_text("Prompt,n\nx,1\n")
+    with pytest.raises(UserError, match=r"in.csv': unknown column 'prompt'; did you mean 'Prompt'"):
+        read([tmp_path / "in.jsonl", tmp_path / "in.csv"])
+    (tmp_path / "in.csv").write_text("prompt,n,n\nx,1,2\n")
+    with pytest.raises(UserError, match="has the column 'n' 2 times"):
+        read(tmp_path / "in.csv")
+    (tmp_path / "in.txt").write_text("x\n")
+    with pytest.raises(UserError, match=r"input.prompt: .*in.txt': unknown column 'text' .allowed: prompt"):
+        read(tmp_path / "in.txt", prompt="text")
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("a.jsonl.gz", b"plain"), ("b.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999)[:30]), ("c.parquet", b"PAR1")]
-)
+def test_a_column_of_the_template_must_be_there(tmp_path):
+    write_jsonl(tmp_path / "in.jsonl", [{"document": "a", "note": 1}, {"note": 2}])
+    _, rows = read(tmp_path / "in.jsonl", template="Summarise: {{ document }}")
+    assert [row["prompt"] for row in rows] == ["Summarise: a", None]
+    assert rows[1]["error_message"] == "in.jsonl:2: input.template: 'document' is undefined (missing or null)"
+    assert json.loads(rows[0]["meta"]) == {"note": 1}
+    with pytest.raises(UserError, match=r"input.template: no record has it: unknown column 'documnt'; did you mean 'document'"):
+        read(tmp_path / "in.jsonl", template="{{ documnt }}")
+    (tmp_path / "in.csv").write_text("document,note\na,1\n")
+    with pytest.raises(UserError, match=r"input.template: .*in.csv': unknown column 'documnt'; did you mean 'document'"):
+        read(tmp_path / "in.csv", template="{{ documnt }}")
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl.gz", b"plain"), ("b.csv.zst", b"a,b\n"), ("c.parquet", b"PAR1")])
 def test_broken_files_are_refused_by_name(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
         read(tmp_path / name)
 
 
-def test_no_file_at_all(tmp_path):
-    with pytest.raises(UserError, match="matches no file"):
-        find_files(str(tmp_path / "nope*"), "auto")
-    (tmp_path / "a.csv").write_text("prompt\nx\n")
-    with pytest.raises(UserError, match="csv and text are not built yet"):
-        find_files(str(tmp_path), "auto")
+def test_text_is_one_prompt_per_line(tmp_path):
+    (tmp_path / "in.txt").write_bytes(b"one\r\n\n  \n  two \xe2\x80\xa8 \n\xff\nthree")
+    _, rows = read(tmp_path / "in.txt")
+    assert [(row["id"], row["prompt"]) for row in rows] == [
+        ("in.txt:1", "one"), ("in.txt:4", "  two \u2028 "), ("in.txt:5", None), ("in.txt:6", "three"),
+    ]  # fmt: skip
+    assert rows[2]["error_message"] == "in.txt:5: invalid UTF-8: invalid start byte at byte 0 of the line"
+    assert {row["meta"] for row in rows} == {None}
+
+
+def test_csv_rows(tmp_path):
+    (tmp_path / "in.csv").write_text('id,prompt,params,topic\n1,"a\nb",,sea\n2,,,\n3,c,"{""seed"": 4}",\n')
+    _, rows = read(tmp_path / "in.csv")
+    assert [(row["id"], row["prompt"], row["params"], row["error_type"]) for row in rows] == [
+        ("1", "a\nb", None, None), ("2", None, None, "empty_prompt"), ("3", "c", '{"seed": 4}', None),
+    ]  # fmt: skip
+    assert rows[1]["error_message"] == "in.csv:4: prompt is empty or blank"
+    assert json.loads(rows[0]["meta"]) == {"topic": "sea"}
+
+
+@pytest.mark.parametrize("name", ["in.jsonl.gz", "in.txt.gz"])
+def test_a_file_that_is_cut_short_ends_in_one_error_row(tmp_path, name):
+    packed = gzip.compress(b"".join(b'{"prompt": "%d"}\n' % i for i in range(100)))
+    (tmp_path / name).write_bytes(packed[:-30])
+    (tmp_path / "later.jsonl").write_text('{"prompt": "x"}\n')
+    _, rows = read(tmp_path)
+    *whole, cut, later = rows
+    assert 0 < len(whole) < 100
+    assert {row["error_type"] for row in whole} == {None}
+    assert (cut["id"], cut["error_type"]) == (f"{name}:{len(whole) + 1}", "bad_record")
+    assert cut["error_message"].startswith(f"{name}:{len(whole) + 1}: the file is cut short: no whole line can be read after byte ")
+    assert later["id"] == "later.jsonl:1"
+
+
+def test_several_files_in_the_order_of_the_list(tmp_path):
+    for name in ("b.txt", "a.txt", "c.txt"):
+        (tmp_path / name).write_text(f"{name} 1\n{name} 2\n")
+    _, rows = read([tmp_path / "c.txt", tmp_path / "*.txt"], limit=3)
+    assert [row["id"] for row in rows] == ["c.txt:1", "c.txt:2", "a.txt:1"]
+
+
+def test_tables_are_small_whatever_the_records_hold(tmp_path):
+    records = [{"prompt": "x" * 1000, "params": {"n": 5000}}, {"prompt": "y" * 3_000_000, "params": {"n": 5}}]
+    write_jsonl(tmp_path / "in.jsonl", records)
+    columns = Columns(InputSection(path=""), SamplingParams(), 1)
+    plan = scan_input(str(tmp_path / "in.jsonl"), "auto", columns)
+    tables = [table for chunk in plan.chunks for table in read_chunk(chunk, columns)]
+    assert sum(table.num_rows for table in tables) == plan.num_rows == 5005
+    assert max(table.num_rows for table in tables) <= 128
+    assert max(table.nbytes for table in tables) < 8 << 20
+
+
+def test_a_scan_of_many_records_takes_little_memory(tmp_path):
+    """A record costs eight bytes; the limit is on what the process takes beside its libraries."""
+    (tmp_path / "in.jsonl").write_bytes(b"".join(b'{"id": "row-%d", "prompt": "%s"}\n' % (i, b"x" * 500) for i in range(40_000)))
+    code = f"""
+import resource
+from engine.params import SamplingParams
+from pipeline.columns import Columns
+from pipeline.config import InputSection
+from pipeline.sources import scan_input
+columns = Columns(InputSection(path=''), SamplingParams(), 1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert scan_input({str(tmp_path / "in.jsonl")!r}, 'auto', columns).num_records == 40_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 4 << 10  # KiB; the file has 21 MiB

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.law import candidates, growth, probabilities, tree, verification
+from engine.law import candidates, growth, probabilities, static, tree, verification
 from engine.law.draws import Draws, KeyedDraws, Purpose
 
 CHUNK = 40_000  # worlds in one batch
@@ -150,7 +150,8 @@ Size = Callable[[growth.Pool, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One way to generate. size: nodes of each tree, or a function of (pool, text_B, cycle_B)."""
+    """One way to generate. size: nodes of each tree, or a function of (pool, text_B, cycle_B). paths: the shape of a static tree, in
+    place of size, top_k and width."""
 
     method: str = "rheo"
     m: int = 0
@@ -162,6 +163,10 @@ class Arm:
     temperature: float = 1.0
     draft_top: int = 0
     rule: str = "stochastic_first"
+    paths: tuple[tuple[int, ...], ...] = ()
+
+    def temperature_B(self, num_rows: int) -> Tensor:
+        return torch.full((num_rows,), self.temperature, dtype=torch.float64)
 
     def policy(self, draws: Draws, cycle_B: Tensor) -> candidates.Policy:
         if self.method == "topk":
@@ -171,18 +176,18 @@ class Arm:
             top_k=1 if chain else self.top_k,
             m=0 if chain else self.m,
             draft_top=self.draft_top,
-            temperature_B=torch.full(cycle_B.shape, self.temperature, dtype=torch.float64),
+            temperature_B=self.temperature_B(len(cycle_B)),
             cycle_B=cycle_B,
             draws=draws,
         )
 
     def verification_rule(self) -> verification.Rule:
+        if self.method == "static":
+            return verification.without_replacement
         return verification.match_target if self.method in ("topk", "off", "coupled") else getattr(verification, self.rule)
 
 
-def build_trees(model: TableModel, arm: Arm, policy: candidates.Policy, text_B: Tensor, cycle_B: Tensor) -> tree.Tree:
-    if arm.method == "off":
-        return tree.root_only(len(text_B), text_B.device)
+def expand_from(model: TableModel, text_B: Tensor) -> growth.Expand:
     beam_BF = text_B.unsqueeze(1)
 
     def expand(token_BF: Tensor, parent_BF: Tensor) -> Tensor:
@@ -190,16 +195,40 @@ def build_trees(model: TableModel, arm: Arm, policy: candidates.Policy, text_B: 
         beam_BF = model.child(beam_BF.gather(1, parent_BF), model.target_token_V[token_BF])
         return model.draft_logits(beam_BF)
 
+    return expand
+
+
+def build_trees(model: TableModel, arm: Arm, policy: candidates.Policy, text_B: Tensor, cycle_B: Tensor) -> tree.Tree:
+    if arm.method == "off":
+        return tree.root_only(len(text_B), text_B.device)
     active_B = torch.ones_like(text_B, dtype=torch.bool)
+    expand = expand_from(model, text_B)
     pool = growth.grow(model.draft_logits(text_B), expand, policy, depth=arm.depth, width=arm.width, active_B=active_B)
     size_B = torch.full_like(text_B, arm.size) if isinstance(arm.size, int) else arm.size(pool, text_B, cycle_B)
     return tree.prune(pool, size_B, arm.max_size, model.target_token_V)
 
 
+def build_static_trees(model: TableModel, arm: Arm, draws: Draws, text_B: Tensor, cycle_B: Tensor, temperature_B: Tensor) -> tree.Tree:
+    return static.grow_static(
+        model.draft_logits(text_B),
+        expand_from(model, text_B),
+        static.lay_out(arm.paths, text_B.device),
+        draft_top=arm.draft_top,
+        temperature_B=temperature_B,
+        cycle_B=cycle_B,
+        draws=draws,
+        active_B=torch.ones_like(text_B, dtype=torch.bool),
+        target_token_V=model.target_token_V,
+    )
+
+
 def run_cycle(model: TableModel, arm: Arm, draws: Draws, text_B: Tensor, cycle: int, policy: candidates.Policy | None = None) -> Tensor:
     """Each row's text after one cycle of the production code."""
     cycle_B = torch.full_like(text_B, cycle)
-    trees = build_trees(model, arm, policy or arm.policy(draws, cycle_B), text_B, cycle_B)
+    if arm.method == "static":
+        trees = build_static_trees(model, arm, draws, text_B, cycle_B, arm.temperature_B(len(text_B)))
+    else:
+        trees = build_trees(model, arm, policy or arm.policy(draws, cycle_B), text_B, cycle_B)
     text_BR = text_B.unsqueeze(1).repeat(1, trees.token_BR.shape[1])
     for node in range(1, text_BR.shape[1]):
         text_BR[:, node] = model.child(text_BR.gather(1, trees.parent_BR[:, node : node + 1]).squeeze(1), trees.token_BR[:, node])
@@ -285,7 +314,7 @@ def random_model(kind: str, num_tokens: int = 4, seed: int = 0, num_rows: int = 
     plain: random logits, the draft a perturbed target. ties: logits in {0, 1}. near_empty: a lead of mass 1 - 1e-12 on half of the rows.
     underflow: a lead of mass 1, the rest underflows to 0. holes: a third of the draft's logits -inf. missing: the draft's vocabulary lacks
     a target token and lists the others in another order. truncated: a target with top_k 2, so that p has zeros.
-    worked: q = (.5, .3, .2, 0, ..) in some order.
+    worked: q = (.5, .3, .2, 0, ..) in some order. same: the draft is the target, so that a rejection would leave no residual.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -306,6 +335,8 @@ def random_model(kind: str, num_tokens: int = 4, seed: int = 0, num_rows: int = 
     elif kind == "missing":
         target_token_V = torch.tensor([2, 0, *range(3, num_tokens)])
         draft_SV = draft_SV[:, target_token_V]
+    elif kind == "same":
+        draft_SV = target_SV.clone()
     elif kind == "worked":
         q = torch.zeros(num_tokens, dtype=torch.float64)
         q[:3] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

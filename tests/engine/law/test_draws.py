@@ -61,13 +61,16 @@ def test_neighbouring_coordinates_are_independent(step):
 
 
 def test_keys_do_not_collide():
-    """Purposes, cycles or positions, and slot paths to depth 4, all distinct; and (a, b) is not (b, a)."""
+    """Purposes, cycles or positions, slot paths to depth 4, and ranks, all distinct; and (a, b) is not (b, a)."""
     draws = KeyedDraws(torch.tensor([row_key(0, "a", 0)]))
     keys = [draws.key(1, purpose, torch.arange(2000)) for purpose in Purpose if purpose != Purpose.DRAFT]
     path = [torch.zeros(1, dtype=torch.long)]
     for _ in range(4):
         path.append(fold(path[-1].unsqueeze(1), torch.arange(10)).flatten())
     keys += [draws.key(2, Purpose.DRAFT, torch.arange(20).unsqueeze(1), p.unsqueeze(0)).flatten() for p in path]
+    ranks = torch.arange(10).unsqueeze(1)
+    keys += [draws.key(3, Purpose.DRAFT, torch.arange(20).view(-1, 1, 1), p, ranks).flatten() for p in path[:3]]
+    keys.append(draws.key(2, Purpose.ACCEPT, torch.arange(2000), ranks).flatten())
     keys.append(fold(draws.key(1, Purpose.NOISE, torch.arange(40)).unsqueeze(1), torch.arange(5000)).flatten())
     every = torch.cat([key.flatten() for key in keys])
     assert len(every.unique()) == len(every) > 400_000

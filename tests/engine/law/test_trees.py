@@ -239,6 +239,7 @@ GREEDY = GROWN | {
     "off": Arm(method="off"),
     "m1, leads first": Arm(m=1, depth=3, rule="deterministic_first"),
     "coupled": Arm(method="coupled", depth=3),
+    "static": Arm(method="static", depth=2, paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0))),
 }
 
 

@@ -86,6 +86,13 @@ def test_pytorch_bin_with_code_is_not_run(draft, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("content", [{"state_dict": {"fc.weight": torch.zeros(2)}}, {"fc.weight": torch.zeros(2), "step": 3}, [1]])
+def test_pytorch_bin_of_other_things(draft, content):
+    torch.save(content, draft / "pytorch_model.bin")
+    (draft / "model.safetensors").unlink()
+    assert "'pytorch_model.bin' holds other things than named tensors" in refusal(draft)
+
+
 def test_cut_short_file(draft):
     file = draft / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -217,53 +224,100 @@ def test_draft_vocabulary_larger_than_the_target(draft):
     assert "draft_vocab_size=33" in message and "vocab_size=32" in message
 
 
-def test_eagle1_head_by_its_fc(draft):
-    edit_tensors(draft, fc__weight=torch.zeros(32, 64))
-    message = refusal(draft)
-    assert "fc.weight has shape [32, 64]" in message and "EAGLE-1/2" in message
-
-
-@pytest.mark.parametrize(("fc_inputs", "kind"), [(64, "EAGLE-1/2"), (None, "EAGLE-1/2"), (96, "speculators")])
-def test_numbered_layers(draft, fc_inputs, kind):
-    tensors = {name.replace("midlayer.", "layers.0."): t for name, t in load_file(draft / "model.safetensors").items()}
-    del tensors["fc.weight"]
-    if fc_inputs is not None:
-        tensors["fc.weight"] = torch.zeros(32, fc_inputs)
-    save_file(tensors, draft / "model.safetensors")
-    assert kind in refusal(draft)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("norm_before_residual", True),
-        ("norm_before_fc", True),
-        ("fc_norm", True),
-        ("norm_output", False),
-        ("target_hidden_size", 32),
+        ("norm_before_residual", 1),
+        ("norm_output", "true"),
         ("attention_bias", True),
         ("mlp_bias", True),
+        ("qkv_bias", True),
         ("hidden_act", "gelu"),
-        ("num_hidden_layers", 2),
-        ("model_type", "qwen3"),
-        ("architectures", ["Eagle3Speculator"]),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 10000.0}),
-        ("rope_parameters", {"rope_type": "default", "rope_theta": 5.0}),
-        ("rope_theta", -1),
+        ("model_type", "gemma2"),
+        ("layer_types", ["sliding_attention"]),
+        ("sliding_window", 4096),
+        ("use_sliding_window", True),
+        ("partial_rotary_factor", 0.5),
         ("rms_norm_eps", "1e-5"),
         ("hidden_size", 0),
+        ("max_position_embeddings", 2048.5),
         ("head_dim", 7),
         ("num_key_value_heads", 3),
-        ("transformer_layer_config", {}),
-        ("eagle_config", {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}),
+        ("target_hidden_size", "32"),
     ],
 )
 def test_config_that_is_not_implemented(draft, field, value):
     edit_config(draft, **{field: value})
+    assert f"config.json has {field}={value!r}; allowed: " in refusal(draft)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("use_aux_hidden_state", False), ("use_last_layernorm", False), ("use_mtp_layernorm", True), ("parallel_draft_step", 2)],
+)
+def test_eagle_config_that_is_not_implemented(draft, field, value):
+    edit_config(draft, eagle_config={field: value})
+    assert f"config.json has {field}={value!r}; allowed: not set or " in refusal(draft)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("logit_scale", 0.5), ("residual_multiplier", 2), ("use_aux_norm", True), ("attn_output_gate", False), ("truncated_vocab_size", 20)],
+)
+@pytest.mark.parametrize("section", [None, "eagle_config"])
+def test_unknown_field(draft, field, value, section):
+    """A name does not tell whether it changes the mathematics, and nor does the value: `is_causal: false` would."""
+    edit_config(draft, **({field: value} if section is None else {section: {field: value}}))
+    assert f"config.json has {field}={value!r}; allowed: no field of this name; if it does not change the mathematics" in refusal(draft)
+
+
+def test_two_values_of_one_field(draft):
+    edit_config(draft, norm_before_fc=False, eagle_config={"norm_before_fc": True})
+    assert "norm_before_fc=True and norm_before_fc=False; they must agree" in refusal(draft)
+
+
+def test_both_norms_before_fc(draft):
+    edit_config(draft, norm_before_fc=True, fc_norm=True)
+    assert "norm_before_fc=True; allowed: false, as fc_norm is true" in refusal(draft)
+
+
+def test_norms_without_their_tensors(draft):
+    edit_config(draft, fc_norm=True)
+    assert "missing tensors: fc_norm.0.weight [32], fc_norm.1.weight [32], fc_norm.2.weight [32]" in refusal(draft)
+    edit_config(draft, fc_norm=False, norm_before_fc=True)
+    assert "missing tensors: input_norm.weight [96]" in refusal(draft)
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"rope_theta": -1}, "rope_theta=-1; allowed: a rope_theta > 1"),
+        ({"rope_theta": "1e4"}, "rope_theta='1e4'; allowed: a rope_theta > 1"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "allowed: the same base as in rope_theta, 10000.0"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "allowed: one rope_type of default, linear, llama3, yarn"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "one rope_type of default, linear, llama3, yarn"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "one rope_type of"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}}, "one rope_type of"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear'; allowed: a JSON object"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "for rope_type linear, besides rope_theta: factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor: a number > 0"),
+        ({"rope_scaling": {"mrope_section": [1, 1], "rope_type": "default"}}, "for rope_type default, besides rope_theta: nothing"),
+        ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": None}}, "for rope_type llama3, besides rope_theta: factor, low"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "a high_freq_factor above low_freq_factor"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": 1}},
+            "truncate: true or false",
+        ),
+        ({"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "default"}}, "allowed: the same as in rope_parameters"),
+    ],
+)
+def test_rope_that_is_not_implemented(draft, fields, complaint):
+    edit_config(draft, **fields)
     message = refusal(draft)
-    assert (field if field != "eagle_config" else "eagle_aux_hidden_state_layer_ids") in message
+    assert complaint in message and "config.json has rope_" in message
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"])
@@ -272,15 +326,28 @@ def test_config_without_a_size(tmp_path, field):
 
 
 def test_plain_values_of_every_flag_load(draft):
+    expected = load(draft)
     edit_config(
         draft,
+        _name_or_path="somewhere",
+        architectures=["Qwen3ForCausalLM"],
+        attention_bias=False,
+        layer_types=["full_attention"],
+        model_type="qwen3",
         norm_before_residual=False,
-        norm_output=True,
-        target_hidden_size=None,
+        norm_output=False,
+        num_hidden_layers=40,
+        partial_rotary_factor=1.0,
         rope_scaling=None,
-        eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 2]},
+        sliding_window=4096,
+        target_hidden_size=None,
+        use_sliding_window=False,
+        unknown_here=None,
+        eagle_config={"use_aux_hidden_state": True, "use_last_layernorm": True, "parallel_draft_step": 1},
     )
-    assert load(draft).config.aux_layer_ids == (1, 2, 2)
+    found = load(draft)
+    assert found.config == expected.config
+    assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in expected.state_dict().items())
 
 
 def test_key_value_heads_default_to_heads(draft):

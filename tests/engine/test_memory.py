@@ -1,0 +1,58 @@
+"""What takes memory, and what becomes of a device that has no more of it (FIELD-CASES A5, B30)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine import Engine, EngineError, Request, SamplingParams
+from engine import engine as engine_module
+from engine.kv_cache import KVCache
+from tests.engine.tiny_engines import run
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.mark.parametrize("method", ["rheo", "topk", "coupled", "chain"])
+def test_the_output_head_runs_where_a_token_is_drawn_only(tiny, ragged_prompts, monkeypatch, method):
+    """Never for the whole tree, or for all of a prompt: one place of each row at a time."""
+    places = []
+    logits = tiny.target.logits
+    monkeypatch.setattr(tiny.target, "logits", lambda hidden_BH: (places.append(len(hidden_BH)), logits(hidden_BH))[1])
+    results = run(tiny.engine(method, max_batch=3, tree_size=40, depth=4, top_k=8), ragged_prompts, PARAMS)
+    assert max(places) <= 3
+    num_visited = sum(1 + sum(cycle.accepted + 1 for cycle in result.cycles) for result in results)
+    assert sum(places) == num_visited
+
+
+def test_the_drafts_cache_counts(tiny):
+    """Both caches share the limit."""
+    num_places = 512
+    engine = tiny.engine("rheo", max_batch=8, kv_cache_gib=num_places * tiny.engine("rheo").decoder.bytes_per_token / 2**30)
+    assert engine.decoder.bytes_per_token > tiny.engine("off").decoder.bytes_per_token
+    for index in range(12):
+        engine.submit(Request(id=str(index), token_ids=[5, 6, 7] * (1 + 9 * (index % 3)), params=PARAMS))
+    while engine.has_work:
+        engine.step()
+        caches = [engine.decoder.cache, *engine.decoder.drafter.caches]
+        assert len(caches) == 2
+        assert sum(cache.key.nbytes + cache.value.nbytes for cache in caches) <= num_places * engine.decoder.bytes_per_token
+
+
+def _no_room(*_, **__):
+    raise torch.OutOfMemoryError("no room")
+
+
+def test_no_room_for_the_caches_of_new_rows(tiny, monkeypatch):
+    """The engine's error, with what to lower, as within a cycle."""
+    engine = tiny.engine("rheo")
+    engine.submit(Request(id="a", token_ids=[5, 6, 7], params=PARAMS))
+    monkeypatch.setattr(KVCache, "reserve", _no_room)
+    with pytest.raises(EngineError, match=r"out of memory.*lower engine\.max_batch"):
+        engine.step()
+
+
+def test_no_room_for_the_models(tiny, monkeypatch):
+    monkeypatch.setattr(engine_module, "load_causal_lm", _no_room)
+    with pytest.raises(EngineError, match=r"out of memory .*model\.dtype"):
+        Engine.load(tiny.target_folder, tiny.draft_folder, dtype="float32")

@@ -1,0 +1,52 @@
+"""What the closing summary says of rows that are there."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+
+from engine.params import Cycle, Result
+from pipeline.report import render, summarize
+from pipeline.schema import make_record, make_table
+
+
+def write_rows(folder, workers: dict[str, list[tuple[int, int]]]) -> None:
+    """Rows of each worker, as (prompt tokens, tokens accepted in the one cycle)."""
+    (folder / "rows").mkdir()
+    records = []
+    for worker, rows in workers.items():
+        for num_prompt_tokens, accepted in rows:
+            cycle = Cycle(drafted=7, accepted=accepted, emitted=accepted + 1, depth=3, sampled_nodes=1, sampled_accepted=0, batch_size=1)
+            tokens = list(range(accepted + 2))
+            ids = {"id": str(len(records)), "sample": 0}
+            result = Result(**ids, prompt="p", token_ids=tokens, text="t", finish_reason="stop", cycles=[cycle])
+            result.num_prompt_tokens = num_prompt_tokens
+            records.append(make_record(result, row_index=len(records), meta=None, worker=worker, depth=3))
+    pq.write_table(make_table(records), folder / "rows" / "part.parquet")
+
+
+def report(folder, trained_length: int | None = None) -> list[str]:
+    engine = {"method": "off", "dtype": "none", "device": "cpu", "max_batch": 1, "threads": 1, "draft_trained_length": trained_length}
+    config = {"job": {"name": "job"}}
+    run = {"status": "finished", "num_rows": 3, "timing": {"generate_s": 2.0, "load_s": 1.0}, "engine": engine, "config": config}
+    return [" ".join(line.split()) for line in render(summarize(str(folder)), run, "out").splitlines()]
+
+
+def test_several_workers_are_told_apart(tmp_path):
+    write_rows(tmp_path, {"host:1": [(5, 0), (5, 3)], "host:2": [(5, 1)]})
+    lines = report(tmp_path)
+    assert "worker host:1: 2 rows, 3.5 tokens/s, tau 2.500" in lines
+    assert "worker host:2: 1 rows, 1.5 tokens/s, tau 2.000" in lines
+    assert any(line.startswith("tau 2.333") for line in lines)
+
+
+def test_one_worker_is_not_repeated(tmp_path):
+    write_rows(tmp_path, {"host:1": [(5, 0), (5, 3)]})
+    assert not any(line.startswith("worker") for line in report(tmp_path))
+
+
+def test_rows_past_the_drafts_trained_length_are_told(tmp_path):
+    """FIELD-CASES B27."""
+    write_rows(tmp_path, {"host:1": [(5, 0), (2047, 3)]})
+    told = [line for line in report(tmp_path, trained_length=2048) if line.startswith("draft")]
+    assert told == ["draft trained on 2048 tokens, and worse behind them; longest row: 2052"]
+    assert not any(line.startswith("draft") for line in report(tmp_path, trained_length=2052))
