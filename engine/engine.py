@@ -144,8 +144,12 @@ class Engine:
         topology = None
         if speculation.method == "static":
             topology = read_topology(resolve_topology(speculation.topology, resolved.preset))
-        model = load_causal_lm(resolved.path, torch_dtype, torch_device)
-        draft_model = None if resolved_draft is None else load_draft(resolved_draft, model, attention=attention)
+        try:
+            model = load_causal_lm(resolved.path, torch_dtype, torch_device)
+            draft_model = None if resolved_draft is None else load_draft(resolved_draft, model, attention=attention)
+        except torch.OutOfMemoryError as error:
+            hint = "take a smaller model.dtype or model"
+            raise EngineError(f"out of memory while '{target}' was loaded in {torch_dtype} on {torch_device}; {hint} ({error})") from error
         return cls(
             Target(model, draft_model.feature_layers if draft_model else ()),
             draft_model,
@@ -212,7 +216,11 @@ class Engine:
         Raises EngineError when the device runs out of memory.
         """
         results, self._refused = self._refused, []
-        self._admit()
+        try:
+            self._admit()
+        except torch.OutOfMemoryError as error:
+            hint = "lower engine.max_batch or engine.kv_cache_gib"
+            raise EngineError(f"out of memory for the caches of new rows; {hint} ({error})") from error
         if not self.running:
             return results
         try:
@@ -310,4 +318,5 @@ def _key(item: Request | Result) -> tuple[str, str]:
 def _error_result(request: Request, error: RowError, engine_seed: int) -> Result:
     seed = getattr(request.params, "seed", None)
     seed = seed if isinstance(seed, int) and abs(seed) < 2**63 else engine_seed  # the request may be bad in this very field
-    return Result.failed(request.id, request.sample, error, prompt=request.prompt, seed=seed)
+    known = {"prompt": request.prompt, "seed": seed, "num_prompt_tokens": error.num_prompt_tokens}
+    return Result.failed(request.id, request.sample, error, **known)

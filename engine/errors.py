@@ -16,12 +16,14 @@ class RowError(Exception):
     Args:
         type: the short name that lands in the column `error_type`, e.g. `prompt_too_long`.
         message: what was wrong, with the value and what is allowed (column `error_message`).
+        num_prompt_tokens: of the row's prompt, where they were counted.
     """
 
-    def __init__(self, type: str, message: str):
-        super().__init__(type, message)  # both, so that the error survives pickling
+    def __init__(self, type: str, message: str, num_prompt_tokens: int = 0):
+        super().__init__(type, message, num_prompt_tokens)  # all of them, so that the error survives pickling
         self.type = type
         self.message = message
+        self.num_prompt_tokens = num_prompt_tokens
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}"

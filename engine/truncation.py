@@ -21,11 +21,13 @@ def num_tokens_allowed(num_tokens: int, *, truncate: str, max_tokens: int, max_m
     if num_tokens < max_model_len:
         return None
     if truncate == "error":
-        raise RowError("prompt_too_long", f"the prompt has {num_tokens} tokens; allowed: {max_model_len - 1} (max_model_len - 1)")
+        message = f"the prompt has {num_tokens} tokens; allowed: {max_model_len - 1} (max_model_len - 1)"
+        raise RowError("prompt_too_long", message, num_tokens)
     if max_tokens >= max_model_len:
         raise RowError(
             "prompt_too_long",
             f"the prompt has {num_tokens} tokens, and max_tokens={max_tokens} leaves no room for it; allowed: below {max_model_len}",
+            num_tokens,
         )
     return max_model_len - max_tokens
 
@@ -61,6 +63,7 @@ def cut_texts(
             raise RowError(
                 "prompt_too_long",
                 f"the prompt has {num_tokens} tokens, and no text would be left of it in {num_allowed} (max_model_len - max_tokens)",
+                num_tokens,
             )
         prompt, token_ids = encode(cut)
         if len(token_ids) <= num_allowed:

@@ -60,7 +60,7 @@ def test_a_write_that_fails_is_told_and_leaves_no_half_a_part(tmp_path, write, m
 
     with monkeypatch.context() as patch:
         patch.setattr(os, step, fail)
-        with pytest.raises(EngineError, match="cannot be written: .*No space left on device"):
+        with pytest.raises(EngineError, match=r"cannot be written: .*No space left on device"):
             write(4, table("b"))
     assert ids(tmp_path / "rows") == ["a"]
     write(4, table("b"))
