@@ -34,8 +34,6 @@ from engine.stopping import final_text
 from engine.target import Target
 from engine.topology import Topology, read_topology
 
-DEFAULT_TREE_SIZE, DEFAULT_DEPTH = 60, 8
-
 
 class Engine:
     """Lossless speculative decoding of many requests at once. Not thread-safe: one thread submits and steps.
@@ -67,11 +65,7 @@ class Engine:
     ):
         speculation = speculation or Speculation()
         speculation.check()
-        self.speculation = dataclasses.replace(
-            speculation,
-            tree_size=DEFAULT_TREE_SIZE if speculation.tree_size is None else speculation.tree_size,
-            depth=DEFAULT_DEPTH if speculation.depth is None else speculation.depth,
-        )
+        self.speculation = speculation.with_tree()
         if self.speculation.method != "off" and draft is None:
             raise UserError(f"speculation.method='{self.speculation.method}' needs a draft; allowed without one: off")
         if reproducible and target.dtype != torch.float32:
@@ -136,11 +130,7 @@ class Engine:
         resolved = resolve_target(str(target), revision)
         resolved_draft = resolve_draft(str(draft), resolved.preset, speculation.method, resolved.path)
         if resolved.preset is not None:
-            speculation = dataclasses.replace(
-                speculation,
-                tree_size=speculation.tree_size or resolved.preset.tree_size,
-                depth=speculation.depth or resolved.preset.depth,
-            )
+            speculation = speculation.with_tree(resolved.preset.tree_size, resolved.preset.depth)
         topology = None
         if speculation.method == "static":
             topology = read_topology(resolve_topology(speculation.topology, resolved.preset))

@@ -31,7 +31,6 @@ WORDS = tuple(_TEXT.split())
 
 _MARKER = re.compile(r"\[\[fake:(\w+)(?:=([\d.]+))?\]\]")
 _AUTO_SLOTS = 16
-_DEFAULT_TREE = {"tree_size": 60, "depth": 8}
 
 
 @dataclass
@@ -91,7 +90,7 @@ class FakeEngine:
             raise EngineError("the fake engine was told not to load (model.target=fake-broken)")
         spec = speculation or Speculation()
         spec.check()
-        spec = replace(spec, **{name: value for name, value in _DEFAULT_TREE.items() if getattr(spec, name) is None})
+        spec = spec.with_tree()
         slots = _AUTO_SLOTS if max_batch == "auto" else int(max_batch)
         return cls(speculation=spec, max_batch=slots, max_model_len=max_model_len or 8192, seed=seed)
 

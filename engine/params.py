@@ -154,6 +154,14 @@ class Speculation:
     verification: Verification = field(default_factory=Verification)
     budget: str = "fixed"
 
+    def with_tree(self, tree_size: int = 60, depth: int = 8) -> Speculation:
+        """With these in place of a tree_size and depth that are None."""
+        return dataclasses.replace(
+            self,
+            tree_size=tree_size if self.tree_size is None else self.tree_size,
+            depth=depth if self.depth is None else self.depth,
+        )
+
     def check(self) -> None:
         """Raises UserError with the field, the value and what is allowed."""
 

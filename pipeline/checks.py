@@ -136,7 +136,9 @@ def check_model(config: JobConfig) -> None:
     preset = check_target(config.model.target, config.model.revision)
     check_draft(config.model.draft, preset, config.speculation.method, config.model.target)
     if config.speculation.method == "static":
-        read_topology(resolve_topology(config.speculation.topology, preset))
+        speculation = config.speculation.to_speculation()
+        speculation = speculation.with_tree() if preset is None else speculation.with_tree(preset.tree_size, preset.depth)
+        read_topology(resolve_topology(speculation.topology, preset)).first(speculation.tree_size - 1, speculation.depth)
 
 
 def check_output(path: str) -> None:

@@ -1,10 +1,11 @@
 import dataclasses
+import json
 
 import pytest
 
 from engine.errors import UserError
 from engine.params import SamplingParams, Speculation, Verification
-from pipeline.checks import check_config
+from pipeline.checks import check_config, check_model
 from pipeline.config import SamplingSection, SpeculationSection, VerificationSection, load_config, option_names
 
 # A new option is a conscious change: it is added here too.
@@ -176,6 +177,21 @@ def test_a_prompt_is_made_in_one_way(load):
 @pytest.mark.parametrize("options", [[], ["speculation.topology=tree.json"]])
 def test_static_trees_are_a_method(load, options):
     check_config(load("speculation.method=static", *options))
+
+
+def test_a_static_tree_larger_than_its_topology_is_refused_before_a_model_is_loaded(load, tmp_path):
+    target, topology = tmp_path / "target", tmp_path / "tree.json"
+    target.mkdir()
+    sizes = {"hidden_size": 8, "vocab_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes}
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "model.safetensors").touch()
+    (target / "tokenizer.json").touch()
+    topology.write_text(json.dumps({"paths": [[0], [1], [0, 0]]}))
+    job = [f"model.target={target}", "model.draft=ngram", "speculation.method=static", f"speculation.topology={topology}"]
+    check_model(load(*job, "speculation.tree_size=4"))
+    with pytest.raises(UserError, match=r"ask for 59 drafted nodes; .*tree\.json' has 3"):
+        check_model(load(*job))
 
 
 def test_the_input_may_be_a_list(load):
