@@ -19,9 +19,9 @@ REPORTS = Path(__file__).parents[2] / "jobs" / "nightly_summary.jsonl"
 
 
 def long_document() -> str:
-    """The reports of the nightly job, again and again, under the dates of a month."""
+    """The reports of the nightly job, again and again, under the days of a season."""
     reports = [json.loads(line)["document"] for line in REPORTS.read_text(encoding="utf-8").splitlines()]
-    days = [f"Day {day}. {reports[day % len(reports)]}" for day in range(1, 33)]
+    days = [f"Day {day}. {reports[day % len(reports)]}" for day in range(1, 45)]
     return "Summarise these reports:\n\n" + "\n\n".join(days)
 
 
