@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.encoding import mark_special
 from engine.errors import RowError
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+from engine.params import ROLES
 
 #: names that a template variable cannot have: apply_chat_template's own parameters, but for two that it only hands on
 _TAKEN_NAMES = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {"tools", "documents"}

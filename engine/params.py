@@ -16,6 +16,9 @@ from engine.errors import RowError, UserError, unknown_name
 METHODS = ("rheo", "coupled", "topk", "static", "chain", "off")
 ORDERS = ("stochastic_first", "deterministic_first")
 
+#: of messages; which follow which, a chat template decides
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+
 #: methods whose output tokens are drawn as argmax(log p + noise): the same seed gives the same text with each of them
 COUPLED_DRAW_METHODS = ("coupled", "topk", "off")
 

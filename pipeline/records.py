@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from engine.errors import RowError
-from engine.params import SamplingParams
+from engine.params import ROLES, SamplingParams
 from pipeline.columns import MISSING, Columns, has_column, lookup
 
 MAX_SAMPLES = 10_000
@@ -35,8 +35,6 @@ ROW_SCHEMA = pa.schema(
         ("error_message", pa.string()),
     ]
 )
-
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 
 
 def read_key(record: Mapping | RowError, place: str, columns: Columns) -> tuple[str, int]:
@@ -181,8 +179,8 @@ def _read_messages(value: Any, name: str) -> list[dict]:
         if not isinstance(message, Mapping):
             raise RowError("bad_record", f"{where}={_show(message)} is {_kind(message)}; allowed: an object")
         message = {key: item for key, item in message.items() if item is not None}  # Parquet fills absent keys with null
-        if message.get("role") not in _ROLES:
-            raise RowError("bad_record", f"{where}.role={_show(message.get('role'))}; allowed: {', '.join(_ROLES)}")
+        if message.get("role") not in ROLES:
+            raise RowError("bad_record", f"{where}.role={_show(message.get('role'))}; allowed: {', '.join(ROLES)}")
         if not isinstance(message.get("content", "" if "tool_calls" in message else None), str):
             content = message.get("content")
             raise RowError("bad_record", f"{where}.content={_show(content)} is {_kind(content)}; allowed: text")

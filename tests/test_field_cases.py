@@ -80,8 +80,8 @@ CASES = {
     ),
     # the hub is asked once
     "A26": (
-        "engine/models/test_source.py::test_one_resolution_serves_all_workers",
-        "engine/models/test_source.py::test_no_network",
+        "engine/models/test_hub.py::test_one_resolution_serves_all_workers",
+        "engine/models/test_hub.py::test_no_network",
     ),
     # a signal keeps what is finished
     "A29": ("pipeline/test_cli.py::test_a_signal_keeps_the_finished_rows",),
@@ -109,7 +109,7 @@ CASES = {
         "engine/test_encoding.py::test_bos_of_raw_text",
         "engine/test_encoding.py::test_templated_text_gets_no_bos",
         "engine/models/test_targets.py::test_vicunas_template",
-        "engine/models/test_source.py::test_preset_chat_template_has_one_bos",
+        "engine/models/test_preset.py::test_preset_chat_template_has_one_bos",
     ),
     # rows are durable early, truncation is no failure, and other parameters are another job
     "A46": (
@@ -182,7 +182,7 @@ CASES = {
         "engine/models/test_layouts.py::test_a_renamed_map_is_an_unknown_tensor",
         "engine/models/test_layouts.py::test_missing_map_is_refused_when_the_sizes_differ",
         "engine/models/test_checkpoint.py::test_d2t_missing",
-        "engine/models/test_source.py::test_preset_answers_and_its_draft_agrees",
+        "engine/models/test_preset.py::test_preset_answers_and_its_draft_agrees",
     ),
     "B20": (
         "engine/models/test_checkpoint.py::test_loads_with_target_ids_and_feature_layers",

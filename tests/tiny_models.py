@@ -41,6 +41,17 @@ _ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 }
 
 
+#: rotary scaling as Llama 3.1 configures it
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
 def tiny_target(
     folder: Path,
     architecture: str = "llama",

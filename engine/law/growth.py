@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +31,20 @@ class Pool:
     level_P: Tensor
     depth: int
     proposal: Proposal | None
+
+    @classmethod
+    def join(cls, levels: Sequence[tuple[Tensor, ...]], proposals: Sequence[Proposal]) -> Pool:
+        """From the first seven fields of each level, and the proposals of its nodes (empty: nothing is drawn)."""
+        columns = (torch.cat(column, -1) for column in zip(*levels, strict=True))
+        proposal = None
+        if proposals:
+            proposal = Proposal(
+                token=torch.cat([each.token for each in proposals], 1),
+                probability=torch.cat([each.probability for each in proposals], 1),
+                num_draws=max(each.num_draws for each in proposals),
+            )
+        names = ("token_BP", "score_BP", "sampled_BP", "slot_BP", "parent_BP", "origin_BP", "level_P")
+        return cls(**dict(zip(names, columns, strict=True)), depth=len(levels), proposal=proposal)
 
 
 class Expand(Protocol):
@@ -61,7 +76,6 @@ def grow(root_logits_BV: Tensor, expand: Expand, policy: Policy, *, depth: int, 
     pool_index_BF = torch.full((num_rows, 1), -1, dtype=torch.long, device=device)
     active_BF = active_B.unsqueeze(1)
     parts: list[tuple[Tensor, ...]] = []
-    levels: list[int] = []
     proposals: list[Proposal] = []
     num_pool = num_expanded = 0
 
@@ -80,9 +94,9 @@ def grow(root_logits_BV: Tensor, expand: Expand, policy: Policy, *, depth: int, 
                 slot_C.expand_as(token_BC),
                 pool_index_BF[:, frontier_C],
                 (num_expanded + frontier_C).expand_as(token_BC),
+                torch.full_like(slot_C, level),
             )
         )
-        levels += [level] * len(slot_C)
         if slots.proposal is not None:
             proposals.append(slots.proposal)
         if level < depth:
@@ -96,24 +110,4 @@ def grow(root_logits_BV: Tensor, expand: Expand, policy: Policy, *, depth: int, 
         num_pool += len(slot_C)
         num_expanded += num_frontier
 
-    token_BP, score_BP, sampled_BP, slot_BP, parent_BP, origin_BP = (torch.cat(column, 1) for column in zip(*parts, strict=True))
-    return Pool(
-        token_BP=token_BP,
-        score_BP=score_BP,
-        sampled_BP=sampled_BP,
-        slot_BP=slot_BP,
-        parent_BP=parent_BP,
-        origin_BP=origin_BP,
-        level_P=torch.tensor(levels, device=device),
-        depth=depth,
-        proposal=_concatenate(proposals),
-    )
-
-
-def _concatenate(proposals: list[Proposal]) -> Proposal | None:
-    if not proposals:
-        return None
-    return Proposal(
-        token=torch.cat([proposal.token for proposal in proposals], 1),
-        probability=torch.cat([proposal.probability for proposal in proposals], 1),
-    )
+    return Pool.join(parts, proposals)

@@ -82,7 +82,7 @@ def grow_static(
     path_F = torch.zeros(1, dtype=torch.long, device=device)
     pool_index_F = torch.full((1,), -1, device=device)
     parts: list[tuple[Tensor, ...]] = []
-    proposals: list[tuple[Tensor, Tensor]] = []
+    proposals: list[Proposal] = []
     num_pool = num_expanded = 0
 
     for depth, level in enumerate(levels, start=1):
@@ -109,7 +109,7 @@ def grow_static(
                 torch.full_like(level.rank_C, depth),
             )
         )
-        proposals.append((token_BFM, law_BFM))
+        proposals.append(Proposal(token=token_BFM, probability=law_BFM, num_draws=len(rank_K)))
         if depth < len(levels):
             parent_F = level.parent_C[level.inner]
             path_F = fold(path_F[parent_F], level.rank_C[level.inner])
@@ -119,19 +119,7 @@ def grow_static(
         num_pool += token_BC.shape[1]
         num_expanded += logits_BFM.shape[1]
 
-    token_BP, score_BP, sampled_BP, slot_BP, parent_BP, origin_BP, level_P = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-    token_BEM, law_BEM = (torch.cat(part, 1) for part in zip(*proposals, strict=True))
-    pool = Pool(
-        token_BP=token_BP,
-        score_BP=score_BP,
-        sampled_BP=sampled_BP,
-        slot_BP=slot_BP,
-        parent_BP=parent_BP,
-        origin_BP=origin_BP,
-        level_P=level_P,
-        depth=len(levels),
-        proposal=Proposal(token=token_BEM, probability=law_BEM, num_draws=max(level.has_FK.shape[1] for level in levels)),
-    )
+    pool = Pool.join(parts, proposals)
     # whatever exists is kept: pruning only closes the gaps
     return prune(pool, torch.full((num_rows,), num_pool + 1, device=device), num_pool + 1, target_token_V)
 

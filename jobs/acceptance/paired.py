@@ -34,14 +34,7 @@ _MORE_THAN_A_CYCLE = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="with alpaca.jsonl, gsm8k.jsonl, ...")
-    parser.add_argument("--per-set", type=int, default=40, choices=[n for n in range(1, 81) if 80 % n == 0])
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--max-batch", type=int, default=16)
-    args = parser.parse_args()
-    questions = read_questions(args.folder, every=80 // args.per_set)
-    contexts = write_contexts(questions, args.max_batch)
+    args, questions, contexts = prepare(__doc__, num_seeds=4)
     sums = {}
     for method, speculation in METHODS.items():
         sums[method] = acceptance(questions, contexts, speculation, range(args.seeds), args.max_batch)
@@ -56,6 +49,18 @@ def main() -> None:
             "coupled_over_rheo": gain(sums["coupled"], sums["rheo m=1"]),
         },
     )
+
+
+def prepare(description: str, *, num_seeds: int) -> tuple[argparse.Namespace, list[Question], list[list[int]]]:
+    """The command line, the questions that it asks for, and a context of each. num_seeds: unless --seeds says otherwise."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="with alpaca.jsonl, gsm8k.jsonl, ...")
+    parser.add_argument("--per-set", type=int, default=40, choices=[n for n in range(1, 81) if 80 % n == 0])
+    parser.add_argument("--seeds", type=int, default=num_seeds)
+    parser.add_argument("--max-batch", type=int, default=16)
+    args = parser.parse_args()
+    questions = read_questions(args.folder, every=80 // args.per_set)
+    return args, questions, write_contexts(questions, args.max_batch)
 
 
 def write_contexts(questions: Sequence[Question], max_batch: int) -> list[list[int]]:

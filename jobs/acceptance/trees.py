@@ -9,13 +9,9 @@ jobs/results/trees.json.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from engine import Speculation
 from jobs.acceptance.intervals import gain, tau_table
-from jobs.acceptance.paired import acceptance, write_contexts
-from jobs.acceptance.questions import read_questions
+from jobs.acceptance.paired import acceptance, prepare
 from jobs.evidence import write_result
 
 _NUM_DRAFTED = (8, 16, 32, 59)
@@ -24,14 +20,7 @@ _CHAIN = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="with alpaca.jsonl, gsm8k.jsonl, ...")
-    parser.add_argument("--per-set", type=int, default=40, choices=[n for n in range(1, 81) if 80 % n == 0])
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--max-batch", type=int, default=16)
-    args = parser.parse_args()
-    questions = read_questions(args.folder, every=80 // args.per_set)
-    contexts = write_contexts(questions, args.max_batch)
+    args, questions, contexts = prepare(__doc__, num_seeds=2)
     arms = {(method, num): Speculation(method=method, tree_size=num + 1, depth=8, top_k=10) for num in _NUM_DRAFTED for method in _METHODS}
     arms["chain", _CHAIN] = Speculation(method="chain", tree_size=_CHAIN + 1, depth=_CHAIN)
     sums = {}

@@ -162,6 +162,7 @@ MUTANTS = {
     ),
 }
 
+CLAIMED = "token=token_BFM, probability=law_BFM"
 WIDE = Arm(method="static", depth=1, paths=((0,), (1,)))
 BUSHY = Arm(method="static", depth=2, paths=((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)))
 NEXT_Q = "remove(q_BO, index_B)"
@@ -205,15 +206,15 @@ MUTANTS |= {
     ),
     "static: verification against untruncated q": Mutant(
         module=static,
-        old="proposals.append((token_BFM, law_BFM))",
-        new="whole = keep_top(logits_BFV, 0); proposals.append((whole[1], softmax_at(whole[0], temperature_B.unsqueeze(-1))))",
+        old=CLAIMED,
+        new="token=(whole := keep_top(logits_BFV, 0))[1], probability=softmax_at(whole[0], temperature_B.unsqueeze(-1))",
         arm=replace(WIDE, draft_top=2),
         num_tokens=4,
     ),
     "static: drawn at one temperature, claimed at another": Mutant(
         module=static,
-        old="proposals.append((token_BFM, law_BFM))",
-        new="proposals.append((token_BFM, softmax_at(logits_BFM, torch.ones_like(logits_BFM[..., 0]))))",
+        old=CLAIMED,
+        new="token=token_BFM, probability=softmax_at(logits_BFM, torch.ones_like(logits_BFM[..., 0]))",
         arm=replace(WIDE, temperature=0.3),
     ),
     "static: others share what is left evenly": Mutant(

