@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from engine.attention import BACKENDS
 from engine.drafting import Drafter
@@ -21,7 +22,7 @@ from engine.params import COUPLED_DRAW_METHODS, Cycle, Speculation
 from engine.prefill import next_chunks
 from engine.row import Row
 from engine.row_tensors import RowTensors
-from engine.stopping import Decodes, cut_tokens
+from engine.stopping import cut_tokens
 from engine.target import Target
 from engine.visited_laws import VisitedLaws
 
@@ -42,7 +43,7 @@ class Decoder:
         speculation: Speculation,
         *,
         attention: str,
-        tokenizer: Decodes | None,
+        tokenizer: PreTrainedTokenizerBase | None,
         make_draws: Callable[[Tensor], KeyedDraws] = KeyedDraws,
         max_prefill_tokens: int = 2048,
     ):
@@ -153,6 +154,8 @@ class Decoder:
                     row.cycles.append(outcome.cycle(cut.accepted, len(cut.kept), len(rows)))
                     row.num_cycles += 1
                     row.takes_plain_step = False
+                    if outcome.size == 1:
+                        self._clear_drafts(row)
                 if row.finish_reason is not None:
                     continue
                 if row.seen_V is not None:
@@ -171,8 +174,6 @@ class Decoder:
         """After logits that are not finite. A drafted token may have caused it, so the row takes a plain step next; after one it fails."""
         if not is_plain:
             self.cache.clear_slot(row.slot, row.num_cached)
-            for cache in self.drafter.caches:
-                cache.clear_slot(row.slot, row.num_draft_cached)
             row.takes_plain_step = True
             return
         dtype = str(self._target.dtype).removeprefix("torch.")
@@ -180,6 +181,12 @@ class Decoder:
         row.error = RowError("not_finite", f"after {row.num_output_tokens} tokens the target's logits are not finite in {dtype}")
         for cache in self._caches:
             cache.clear_slot(row.slot)
+
+    def _clear_drafts(self, row: Row) -> None:
+        """After a cycle that drafted nothing. What the draft's cache holds behind the row's text may not be finite then, and would end the
+        drafts of later cycles too, and of the next row in the slot."""
+        for cache in self.drafter.caches if self.drafter else ():
+            cache.clear_slot(row.slot, row.num_draft_cached if row.finish_reason is None else 0)
 
 
 def _rule_of(speculation: Speculation) -> Rule:

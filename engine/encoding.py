@@ -65,7 +65,7 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase, text: str, mark: str | None, *, add_special_tokens: bool
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Token ids and spans (of `text` without marks, as far as it has no special token without one)."""
-    special = _special_tokens(tokenizer)
+    special = special_tokens(tokenizer)
     # a normalizer can make special tokens of text that does not spell them
     is_normalized = tokenizer.backend_tokenizer.normalizer is not None and any(token.normalized for token in special.values())
     if mark is None or (mark not in text and not is_normalized):
@@ -82,7 +82,7 @@ def _encode(
 
 def _rename_special(tokenizer: PreTrainedTokenizerBase, text: str, mark: str) -> str:
     """`text` with the other names of the special tokens that have no mark, and without the marks."""
-    id_of = {token.content: id for id, token in _special_tokens(tokenizer).items()}
+    id_of = {token.content: id for id, token in special_tokens(tokenizer).items()}
 
     def rename(match: re.Match) -> str:
         token = match[1] or ""  # a mark alone: the template changed what came after it
@@ -92,7 +92,7 @@ def _rename_special(tokenizer: PreTrainedTokenizerBase, text: str, mark: str) ->
 
 
 @lru_cache(maxsize=4)
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, AddedToken]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, AddedToken]:
     """By id."""
     return {id: token for id, token in tokenizer.added_tokens_decoder.items() if token.special}
 
@@ -100,7 +100,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, AddedToken]
 @lru_cache(maxsize=4)
 def _special_pattern(tokenizer: PreTrainedTokenizerBase) -> str:
     """A regular expression for a special token, the longest where several match."""
-    return _longest_of({token.content for token in _special_tokens(tokenizer).values()}) or "(?!)"
+    return _longest_of({token.content for token in special_tokens(tokenizer).values()}) or "(?!)"
 
 
 def _longest_of(texts: set[str]) -> str:
@@ -127,7 +127,7 @@ def _copy_with_other_names(tokenizer: PreTrainedTokenizerBase, mark: str) -> tup
     # not their rules about the characters around them: what the template wrote is special
     other = [
         AddedToken(_other_name(id, mark), lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=False)
-        for id, token in _special_tokens(tokenizer).items()
+        for id, token in special_tokens(tokenizer).items()
     ]
     copy.add_tokens(other)
-    return copy, {copy.token_to_id(_other_name(id, mark)): id for id in _special_tokens(tokenizer)}
+    return copy, {copy.token_to_id(_other_name(id, mark)): id for id in special_tokens(tokenizer)}

@@ -16,10 +16,12 @@ from engine.drafting import Drafter
 from engine.drafts.loading import load_draft
 from engine.drafts.model import DraftModel
 from engine.errors import EngineError, RowError, UserError
+from engine.models.folder import check_eos
 from engine.models.loading import load_causal_lm, load_tokenizer
 from engine.models.source import resolve_draft, resolve_target, resolve_topology
 from engine.options import (
     check_limits,
+    check_reproducible,
     resolve_attention,
     resolve_device,
     resolve_dtype,
@@ -45,6 +47,7 @@ class Engine:
         max_batch: slots. kv_cache_gib: bound on both caches, apart from the moment in which they are resized; a row waits while it does
             not fit.
         reproducible: run each row's cycle alone, so that its bits do not depend on its neighbours; fp32 only, slower.
+        eos_token_ids: None becomes the target's; a model that names none, its tokenizer's.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class Engine:
         self.speculation = speculation.with_tree()
         if self.speculation.method != "off" and draft is None:
             raise UserError(f"speculation.method='{self.speculation.method}' needs a draft; allowed without one: off")
-        if reproducible and target.dtype != torch.float32:
-            raise UserError(f"engine.reproducible=true with model.dtype={str(target.dtype).removeprefix('torch.')}; allowed: float32")
+        if reproducible:
+            check_reproducible(target.dtype)
+        eos_ids = _choose_eos(target, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
+        check_eos(list(eos_ids), target.vocab_size, "the model")
         drafts = self.speculation.method != "off" and self.speculation.tree_size > 1
         drafter = None
         if drafts:
@@ -84,7 +89,7 @@ class Engine:
         #: places (slots * capacity) of both caches at most
         self._max_places = None if kv_cache_gib is None else int(kv_cache_gib * 2**30 / self.decoder.bytes_per_token)
         self._reproducible = reproducible
-        self._eos_ids = target.eos_token_ids if eos_token_ids is None else tuple(eos_token_ids)
+        self._eos_ids = eos_ids
         self._seed = seed
         self._queue: deque[Row] = deque()
         self.running: list[Row] = []
@@ -122,12 +127,14 @@ class Engine:
         Raises UserError before anything is loaded where a name or an option is wrong, and while loading where a checkpoint is.
         """
         speculation = speculation or Speculation()
+        if not isinstance(speculation, Speculation):
+            raise UserError(f"speculation={speculation!r}; allowed: a Speculation, or None")
         speculation.check()
         check_limits(max_batch=max_batch, max_model_len=max_model_len, kv_cache_gib=kv_cache_gib, seed=seed)
         torch_device = resolve_device(device)
         torch_dtype = resolve_dtype(dtype, torch_device, reproducible=reproducible)
         attention = resolve_attention(attention)
-        resolved = resolve_target(str(target), revision)
+        resolved = resolve_target(str(target), revision, max_model_len)
         resolved_draft = resolve_draft(str(draft), resolved.preset, speculation.method, resolved.path)
         if resolved.preset is not None:
             speculation = speculation.with_tree(resolved.preset.tree_size, resolved.preset.depth)
@@ -243,8 +250,14 @@ class Engine:
     def stream(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Results as rows end. Requests are taken up as slots need them, so the iterable may be longer than memory.
 
-        Where the caller stops listening, the rows that have not ended are dropped.
+        Where the caller stops listening, the rows that have not ended are dropped. Raises RuntimeError while the engine has other work,
+        whose results would be mixed up with these.
         """
+        self._require_idle()
+        return self._stream(requests)
+
+    def _stream(self, requests: Iterable[Request]) -> Iterator[Result]:
+        self._require_idle()
         seen: set[tuple[str, str]] = set()
         source = iter(_numbered(requests))
         exhausted = False
@@ -266,11 +279,15 @@ class Engine:
             self.running.clear()
             self._refused.clear()
 
+    def _require_idle(self) -> None:
+        if self.has_work:
+            raise RuntimeError("the engine has work already: run `step` until it has none, or read the other stream to its end")
+
     def _check_fits(self, row: Row) -> None:
         needed = self.decoder.capacity(row)
         if self._max_places is not None and needed > self._max_places:
-            needed, allowed = (places * self.decoder.bytes_per_token / 2**30 for places in (needed, self._max_places))
-            raise RowError("out_of_memory", f"the row's cache needs {needed:.3f} GiB; allowed: {allowed:.3f} (engine.kv_cache_gib)")
+            needed, allowed = (_show_bytes(places * self.decoder.bytes_per_token) for places in (needed, self._max_places))
+            raise RowError("out_of_memory", f"the row's cache needs {needed}; allowed: {allowed} (engine.kv_cache_gib)")
 
     def _admit(self) -> None:
         """Fill free slots from the queue, and close the gaps: the running rows hold slots 0, 1, 2, ..."""
@@ -292,6 +309,18 @@ class Engine:
             row.slot = slot
         self.decoder.reserve(num_slots, capacity, self._max_places)
         self.running = sorted(self.running + waiting, key=lambda row: row.slot)
+
+
+def _choose_eos(target: Target, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """The target's EOS ids. They are those at which transformers' generate ends; where there are none the tokenizer's is taken, since
+    otherwise every text would run on to max_tokens."""
+    if target.eos_token_ids or tokenizer is None or tokenizer.eos_token_id is None:
+        return target.eos_token_ids
+    return (tokenizer.eos_token_id,) if tokenizer.eos_token_id < target.vocab_size else ()
+
+
+def _show_bytes(number: float) -> str:
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.2f} MiB"
 
 
 def _numbered(requests: Iterable[Request]) -> Iterator[Request]:

@@ -5,6 +5,7 @@ A row's tokens depend on (seed, id, sample, prompt) only. Markers in the prompt 
     [[fake:tokens=200]]   natural length in tokens        [[fake:row_error]]   this row fails
     [[fake:slow=2.0]]     finishes that many seconds late [[fake:raise]]       the engine raises
     [[fake:template]]     the chat template refuses it    [[fake:kill]]        the process dies
+    [[fake:broken_until=1764460800]]   this row fails before that time, in seconds since 1970
 The target `fake-broken` cannot be loaded.
 """
 
@@ -161,7 +162,7 @@ class FakeEngine:
             if num_prompt_tokens >= self.max_model_len:
                 raise RowError("prompt_too_long", f"{num_prompt_tokens} tokens; allowed: fewer than {self.max_model_len}")
             marks = dict(_MARKER.findall(prompt))
-            if "row_error" in marks:
+            if "row_error" in marks or time.time() < float(marks.get("broken_until") or 0):
                 raise RowError("fake_error", "the prompt asked for it")
         except RowError as error:
             known = {"prompt": prompt, "seed": seed, "num_prompt_tokens": num_prompt_tokens}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
+import math
 
 import torch
 
 from engine.attention import BACKENDS
 from engine.errors import UserError, unknown_name
-from engine.models.folder import LengthLimit
+from engine.memory import available_bytes
+from engine.models.folder import LengthLimit, check_max_model_len
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +24,11 @@ def check_limits(*, max_batch: object, max_model_len: object, kv_cache_gib: obje
     def is_int(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
 
-    is_number = is_int(kv_cache_gib) or isinstance(kv_cache_gib, float)
+    is_number = is_int(kv_cache_gib) or (isinstance(kv_cache_gib, float) and math.isfinite(kv_cache_gib))
     for name, value, is_valid, allowed in (
         ("engine.max_batch", max_batch, max_batch == "auto" or (is_int(max_batch) and max_batch >= 1), "auto, or an integer >= 1"),
         ("model.max_model_len", max_model_len, max_model_len is None or (is_int(max_model_len) and max_model_len >= 2), "an integer >= 2"),
-        ("engine.kv_cache_gib", kv_cache_gib, kv_cache_gib == "auto" or (is_number and kv_cache_gib > 0), "auto, or a number > 0"),
+        ("engine.kv_cache_gib", kv_cache_gib, kv_cache_gib == "auto" or (is_number and kv_cache_gib > 0), "auto, or a finite number > 0"),
         ("job.seed", seed, is_int(seed) and abs(seed) < 2**63, "a 64-bit integer"),
     ):
         if not is_valid:
@@ -37,8 +38,8 @@ def check_limits(*, max_batch: object, max_model_len: object, kv_cache_gib: obje
 def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+    kind, _, index = device.partition(":") if isinstance(device, str) else (None, "", "")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
         raise UserError(unknown_name("model.device", device, ["auto", "cpu", "cuda", "cuda:N"]))
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"model.device='{device}', but torch {torch.__version__} sees no GPU here; allowed: auto, cpu")
@@ -53,15 +54,22 @@ def resolve_dtype(dtype: str, device: torch.device, *, reproducible: bool) -> to
             return torch.float32
         has_bfloat16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return torch.bfloat16 if device.type == "cuda" or has_bfloat16 else torch.float32
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise UserError(unknown_name("model.dtype", dtype, ["auto", *_DTYPES]))
+    if reproducible:
+        check_reproducible(_DTYPES[dtype])
     return _DTYPES[dtype]
+
+
+def check_reproducible(dtype: torch.dtype) -> None:
+    if dtype != torch.float32:
+        raise UserError(f"engine.reproducible=true with model.dtype={str(dtype).removeprefix('torch.')}; allowed: float32")
 
 
 def resolve_attention(attention: str) -> str:
     if attention == "auto":
         return "sdpa"
-    if attention not in BACKENDS:
+    if not isinstance(attention, str) or attention not in BACKENDS:
         raise UserError(f"{unknown_name('model.attention', attention, ['auto', *BACKENDS])}; flash and flex are not built yet")
     return attention
 
@@ -72,8 +80,7 @@ def resolve_max_model_len(max_model_len: int | None, limit: LengthLimit) -> int:
         if limit.field == "sliding_window":
             logger.warning("model.max_model_len is %d: attention beyond the model's sliding_window is not built", limit.num_tokens)
         return limit.num_tokens
-    if max_model_len > limit.num_tokens:
-        raise UserError(f"model.max_model_len={max_model_len}; allowed: up to {limit.num_tokens}, the model's {limit.field}")
+    check_max_model_len(max_model_len, limit)
     return max_model_len
 
 
@@ -84,7 +91,7 @@ def resolve_kv_cache_gib(kv_cache_gib: float | str, device: torch.device) -> flo
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
     else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = available_bytes()
     return free / 2 / 2**30
 
 

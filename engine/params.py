@@ -137,6 +137,13 @@ class Verification:
     order: str = "stochastic_first"
 
 
+#: options of Speculation that act on some methods only
+_ACTS_ON = {"m": ("rheo",), "draft_top": ("rheo", "static", "chain")}
+
+#: values of theirs that say what is so in any case
+_SAYS_THE_SAME = {("m", "chain"): 0, ("draft_top", "topk"): 0, ("draft_top", "coupled"): 0}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
     """How trees are drafted and verified.
@@ -179,8 +186,16 @@ class Speculation:
                 continue
             if not _is_int(value) or value < least:
                 refuse(name, value, f"an integer >= {least}")
+        if not isinstance(self.verification, Verification):
+            refuse("verification", self.verification, "a Verification(rule, order)")
+        if not isinstance(self.topology, str):
+            refuse("topology", self.topology, "auto, or a path")
         if self.topology != "auto" and self.method != "static":
             refuse("topology", self.topology, f"auto with method={self.method}")
+        for name, methods in _ACTS_ON.items():
+            value = getattr(self, name)
+            if self.method not in methods and value not in (getattr(Speculation, name), _SAYS_THE_SAME.get((name, self.method))):
+                refuse(name, value, f"{getattr(Speculation, name)} (not set) with method={self.method}, on which it has no effect")
         if self.method == "rheo" and self.m > self.top_k - 1:
             refuse("m", self.m, f"0 to top_k-1 = {self.top_k - 1}")
         if self.verification.rule != "lossless":

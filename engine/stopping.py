@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
 
+from transformers import PreTrainedTokenizerBase
+
+from engine.encoding import special_tokens
 from engine.row import Row
-
-
-class Decodes(Protocol):
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,7 @@ class Cut:
     finish_reason: str | None
 
 
-def cut_tokens(row: Row, tokens: list[int], num_accepted: int, tokenizer: Decodes | None) -> Cut:
+def cut_tokens(row: Row, tokens: list[int], num_accepted: int, tokenizer: PreTrainedTokenizerBase | None) -> Cut:
     """Cut a cycle's tokens (accepted ones first, then the bonus) at whatever ends the row first."""
     end = _first_end(row, tokens, tokenizer)
     room = row.max_tokens - row.num_output_tokens
@@ -38,7 +37,7 @@ def cut_tokens(row: Row, tokens: list[int], num_accepted: int, tokenizer: Decode
     return Cut(kept=kept, accepted=num_accepted, finish_reason=reason)
 
 
-def _first_end(row: Row, tokens: list[int], tokenizer: Decodes | None) -> int | None:
+def _first_end(row: Row, tokens: list[int], tokenizer: PreTrainedTokenizerBase | None) -> int | None:
     end = next((index for index, token in enumerate(tokens) if token in row.stop_ids), None)
     if row.params.stop and tokenizer is not None:
         before_end = tokens if end is None else tokens[:end]
@@ -47,12 +46,9 @@ def _first_end(row: Row, tokens: list[int], tokenizer: Decodes | None) -> int | 
     return end
 
 
-def _stop_string_end(row: Row, tokens: list[int], tokenizer: Decodes) -> int | None:
+def _stop_string_end(row: Row, tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Index of the token that completes a stop string, after min_tokens."""
-    longest = max(map(len, row.params.stop))
-    # a character takes 4 tokens at most, so this many tokens reach back over any stop string
-    start = max(row.num_prompt_tokens, len(row.tokens) - 4 * longest - 16)
-    window = row.tokens[start:]
+    window = _tail(row, tokenizer)
     if not _completes(row.params.stop, tokenizer.decode(window + tokens, skip_special_tokens=True), 0):
         return None
     for index in range(len(tokens)):
@@ -63,6 +59,23 @@ def _stop_string_end(row: Row, tokens: list[int], tokenizer: Decodes) -> int | N
         if _completes(row.params.stop, text, len(before)):
             return index
     return None
+
+
+def _tail(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The output's last tokens, as many as any stop string may have: a character takes 4 at most, and those without text do not count."""
+    visible = _visible_ids(tokenizer)
+    num_missing = 4 * max(map(len, row.params.stop)) + 16
+    start = len(row.tokens)
+    while num_missing and start > row.num_prompt_tokens:
+        start -= 1
+        num_missing -= row.tokens[start] in visible
+    return row.tokens[start:]
+
+
+@lru_cache(maxsize=4)
+def _visible_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids of tokens that have a text: neither special, nor of the model's padding alone."""
+    return frozenset(tokenizer.get_vocab().values()) - special_tokens(tokenizer).keys()
 
 
 def _settled(text: str) -> str:
@@ -80,7 +93,7 @@ def _first_stop(stops: Sequence[str], text: str, old_length: int) -> int | None:
     return min((place for place in found if place >= 0), default=None)
 
 
-def final_text(row: Row, tokenizer: Decodes | None) -> str:
+def final_text(row: Row, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """The output as text, without the stop, EOS and special tokens (DESIGN.md section 6)."""
     if tokenizer is None:
         return ""

@@ -1,4 +1,4 @@
-"""Prompts that are too long for the model: refused, or cut from one end, at token boundaries and never inside a character."""
+"""Prompts that are too long: refused, or cut from one end, at token boundaries and never inside a character."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ Spans = list[tuple[int, int]]
 
 
 def num_tokens_allowed(num_tokens: int, *, truncate: str, max_tokens: int, max_model_len: int) -> int | None:
-    """How many tokens a prompt of `num_tokens` is to be cut to, so that `max_tokens` fit behind it; None: it fits as it is.
+    """How many tokens a prompt of `num_tokens` is to be cut to; None: it stays as it is.
+
+    It is cut so that `max_tokens` fit behind it. With "error" nothing is, nor where `max_tokens` alone fill the model: then one token of
+    room is enough.
 
     Raises RowError("prompt_too_long").
     """
-    if num_tokens < max_model_len:
+    num_allowed = max_model_len - (1 if truncate == "error" or max_tokens >= max_model_len else max_tokens)
+    if num_tokens <= num_allowed:
         return None
     if truncate == "error":
         message = f"the prompt has {num_tokens} tokens; allowed: {max_model_len - 1} (max_model_len - 1)"
@@ -29,7 +33,7 @@ def num_tokens_allowed(num_tokens: int, *, truncate: str, max_tokens: int, max_m
             f"the prompt has {num_tokens} tokens, and max_tokens={max_tokens} leaves no room for it; allowed: below {max_model_len}",
             num_tokens,
         )
-    return max_model_len - max_tokens
+    return num_allowed
 
 
 def cut_token_ids(token_ids: Sequence[int], num_allowed: int, side: str) -> Sequence[int]:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from pipeline.checks import check_config, check_input, check_model, check_output
+from pipeline.checks import check_config, check_model, check_places, describe_ignored, find_input
+from pipeline.columns import Columns
 from pipeline.config import JobConfig
-from pipeline.run import find_finished_run
-from pipeline.sources import read_chunk
+from pipeline.earlier import find_rows, read_earlier
+from pipeline.fingerprint import describe_job
+from pipeline.folders import open_folder
+from pipeline.parts import read_parts
+from pipeline.sources import read_chunk, scan_input
 from pipeline.wording import clip, count
 
 _LOOK_AT = 100
 
 
 def check_job(config: JobConfig) -> str:
-    """What the job would do, as text. Raises UserError for whatever would stop `rheo run`."""
+    """What the job would do, as text. Raises UserError for whatever would stop `rheo run`, a changed model apart."""
     defaults = check_config(config)
-    check_output(config.output.path)
-    finished = find_finished_run(config)
-    plan, columns = check_input(config, defaults)
+    folder = open_folder(config.output.path, config.output.storage_options)
+    check_places(config)
+    folder.probe()
+    earlier = read_earlier(folder, config)
+    files, ignored = find_input(config, earlier.file_names)
+    earlier.require_same(describe_job(config, files), grow=config.input.grow, whole=False)
     check_model(config)
+    columns = Columns(config.input, defaults, config.sampling.n)
+    plan = scan_input(files, columns)
+    done = find_rows(read_parts(folder, earlier.parts.values()), plan.row_numbers, retry_errors=config.output.retry_errors).done
     tables = (table for chunk in plan.chunks for table in read_chunk(chunk, columns))
     rows = list(itertools.islice((row for table in tables for row in table.to_pylist()), _LOOK_AT))
     good = [row for row in rows if row["error_type"] is None]
@@ -31,10 +41,12 @@ def check_job(config: JobConfig) -> str:
         f"  model    {config.model.target}, draft {config.model.draft}, method {config.speculation.method} ({config.engine.kind} engine)",
         f"  output   {config.output.path} can be written",
     ]
-    if finished is not None:
-        lines.append(f"  earlier  this job is finished already: nothing would be done (exit code {finished['exit_code']}, as then)")
-    if plan.ignored:
-        lines.append(f"  left out {plan.describe_ignored()}")
+    if earlier.is_finished(config, len(files)):
+        lines.append(f"  earlier  this job is finished already: nothing would be done (exit code {earlier.run['exit_code']}, as then)")
+    elif done.count:
+        lines.append(f"  earlier  {count(done.count, 'row')} of {plan.num_rows} are there; the rest would be generated")
+    if ignored:
+        lines.append(f"  left out {describe_ignored(ignored)}")
     lines.append(f"  first {count(len(rows), 'row')}: {len(good)} readable, {len(bad)} would be error rows")
     if good:
         lines.append(f"    {clip(good[0]['id'])}: {clip(good[0]['prompt'] or good[0]['messages'])}")

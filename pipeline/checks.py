@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UserError, unknown_name
 from engine.params import SamplingParams
-from pipeline.columns import Columns
 from pipeline.config import InputSection, JobConfig, check_sampling
-from pipeline.files import list_paths
+from pipeline.files import InputFile, find_files, list_paths
 from pipeline.formats import READERS
 from pipeline.records import MAX_SAMPLES
-from pipeline.sources import Plan, scan_input
+from pipeline.s3 import SCHEME, check_options, is_s3
+from pipeline.sources import order_files
 from pipeline.template import compile_template
 
 _CHOICES = {
@@ -33,14 +33,7 @@ _UNBUILT = {
 }
 
 #: options of the contract that must keep their default for now
-_UNBUILT_OPTIONS = (
-    "input.max_errors",
-    "input.grow",
-    "input.storage_options",
-    "output.storage_options",
-    "output.retry_errors",
-    "ray.gpus_per_worker",
-)
+_UNBUILT_OPTIONS = ("ray.gpus_per_worker",)
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,11 @@ def _is_count(value: Any) -> bool:
 _RULES = (
     Rule("job.seed", lambda v: abs(v) < 2**63, "a 64-bit integer"),
     Rule("input.chat", lambda v: v == "auto" or isinstance(v, bool), "auto, true, false"),
+    Rule(
+        "input.max_errors",
+        lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool) and (0 < v < 1 or (v >= 0 and v == int(v)))),
+        "a number of rows, a share of them below 1, or null",
+    ),
     Rule("input.limit", lambda v: v is None or _is_count(v), "an integer >= 1, or null"),
     Rule("model.device", lambda v: v in ("auto", "cpu", "cuda"), "auto, cpu, cuda"),
     Rule("model.max_model_len", lambda v: v is None or v >= 2, "an integer >= 2, or null"),
@@ -64,8 +62,8 @@ _RULES = (
     Rule("engine.max_batch", lambda v: v == "auto" or _is_count(v), "auto, or an integer >= 1"),
     Rule(
         "engine.kv_cache_gib",
-        lambda v: v == "auto" or (isinstance(v, int | float) and not isinstance(v, bool) and v > 0),
-        "auto, or a number > 0",
+        lambda v: v == "auto" or (isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < math.inf),
+        "auto, or a finite number > 0",
     ),
     Rule("ray.workers", lambda v: v == "auto" or _is_count(v), "auto, or an integer >= 1"),
     Rule("ray.threads_per_worker", lambda v: v is None or _is_count(v), "an integer >= 1, or null"),
@@ -94,10 +92,11 @@ def check_config(config: JobConfig) -> SamplingParams:
         raise UserError(f"input.path={_show(config.input.path)}; allowed: a path, or a list of paths")
     for option, paths in (("input.path", list_paths(config.input.path)), ("output.path", [config.output.path])):
         for path in paths:
-            if "://" in path:
-                raise UserError(f"{option}='{path}': object stores are not built yet; allowed: a local path")
-            if not path:
-                raise UserError(f"{option} is empty; allowed: a path")
+            _check_path(option, path)
+    for section in ("input", "output"):
+        check_options(f"{section}.storage_options", getattr(config, section).storage_options)
+    if config.output.overwrite and config.output.retry_errors:
+        raise UserError("output.overwrite=true with output.retry_errors=true, which needs the rows it drops; allowed: one of them")
     _check_prompt_options(config.input)
     if config.engine.reproducible and config.model.dtype not in ("auto", "float32"):
         raise UserError(f"model.dtype='{config.model.dtype}' with engine.reproducible=true; allowed: auto, float32")
@@ -109,6 +108,15 @@ def check_config(config: JobConfig) -> SamplingParams:
 
 def _is_list_of_paths(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(isinstance(path, str) for path in value)
+
+
+def _check_path(option: str, path: str) -> None:
+    if not path:
+        raise UserError(f"{option} is empty; allowed: a path")
+    if "://" in path and not is_s3(path):
+        raise UserError(f"{option}='{path}' is on a store that is not built yet; allowed: a local path, {SCHEME}bucket/name")
+    if is_s3(path) and ("@" in path or not path.removeprefix(SCHEME).strip("/")):
+        raise UserError(f"{option}: no bucket, or credentials, in an {SCHEME} path; allowed: {SCHEME}bucket/name")
 
 
 def _check_prompt_options(section: InputSection) -> None:
@@ -133,7 +141,7 @@ def check_model(config: JobConfig) -> None:
     from engine.models.source import check_draft, check_target, resolve_topology
     from engine.topology import read_topology
 
-    preset = check_target(config.model.target, config.model.revision)
+    preset = check_target(config.model.target, config.model.revision, config.model.max_model_len)
     check_draft(config.model.draft, preset, config.speculation.method, config.model.target)
     if config.speculation.method == "static":
         speculation = config.speculation.to_speculation()
@@ -141,52 +149,43 @@ def check_model(config: JobConfig) -> None:
         read_topology(resolve_topology(speculation.topology, preset)).first(speculation.tree_size - 1, speculation.depth)
 
 
-def check_output(path: str) -> None:
-    """Writes and deletes a probe in the output folder. Raises UserError when that fails; leaves nothing behind."""
-    made = _make_folders(path)
-    probe = os.path.join(path, f".probe-{uuid.uuid4().hex[:8]}")
-    try:
-        with open(probe, "wb") as file:
-            file.write(b"rheo")
-        os.unlink(probe)
-    except OSError as error:
-        raise UserError(f"output.path '{path}' cannot be written: {error.strerror}") from None
-    finally:
-        for folder in made:
-            os.rmdir(folder)
-
-
-def check_input(config: JobConfig, defaults: SamplingParams) -> tuple[Plan, Columns]:
-    """Goes through the input once. Raises UserError as `scan_input` does, and when output or input lies inside the other."""
+def check_places(config: JobConfig) -> None:
+    """Raises UserError when the output lies inside a folder of the input."""
     output = config.output.path
     for path in list_paths(config.input.path):
-        if os.path.isdir(path) and _is_inside(output, path):
+        is_folder = is_s3(path) or os.path.isdir(path)  # in a bucket, what is no folder yet would be one afterwards
+        if is_folder and _is_inside(output, path):
             raise UserError(f"output.path '{output}' is inside input.path '{path}'; allowed: a folder outside it")
-    columns = Columns(config.input, defaults, config.sampling.n)
-    plan = scan_input(config.input.path, config.input.format, columns)
-    for file in plan.files:
-        if _is_inside(file.path, output):
-            raise UserError(f"input file '{file.path}' is inside output.path '{output}'; allowed: an output folder without input")
-    return plan, columns
+
+
+def find_input(config: JobConfig, earlier_names: list[str]) -> tuple[list[InputFile], list[str]]:
+    """The files of the input in the order in which their rows are numbered, and the names in its folders that are no input.
+
+    earlier_names: of the files of an earlier run, which come first.
+
+    Raises UserError as `find_files` does, and for a file inside the output.
+    """
+    section = config.input
+    files, ignored = find_files(section.path, section.format, section.storage_options)
+    for file in files:
+        if _is_inside(file.path, config.output.path):
+            raise UserError(
+                f"input file '{file.path}' is inside output.path '{config.output.path}'; allowed: an output folder without input"
+            )
+    return order_files(files, earlier_names), ignored
+
+
+def describe_ignored(names: list[str]) -> str:
+    """What the folders of the input hold besides."""
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{len(names)}, as no input (another suffix, hidden, or a link to a folder): {shown}"
 
 
 def _is_inside(path: str, folder: str) -> bool:
+    if is_s3(path) or is_s3(folder):
+        return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
     path, folder = os.path.realpath(path), os.path.realpath(folder)
     return os.path.commonpath([path, folder]) == folder
-
-
-def _make_folders(path: str) -> list[str]:
-    """Makes a folder with its parents; returns those that were not there, innermost first."""
-    missing = []
-    folder = os.path.abspath(path)
-    while not os.path.exists(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output.path '{path}' cannot be made: {error.strerror}") from None
-    return missing
 
 
 def _required(section: str) -> dict[str, str]:

@@ -1,17 +1,18 @@
 """The command `rheo`.
 
-Exit codes: 0 every row ok, 2 user error, 3 some rows failed, 4 every row failed, 5 engine failure, 130/143 stopped.
+Exit codes: 0 every row ok, 2 user error, 3 some rows failed, 4 every row failed, 5 engine failure, 6 too many errors, 130/143 stopped.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from engine.errors import EngineError, UserError
+from engine.errors import EngineError, UserError, unknown_name
 from pipeline import exit_codes
 
 app = typer.Typer(
@@ -29,7 +30,7 @@ Output = Annotated[str, typer.Argument(metavar="OUT", help="The output.path of a
 
 @app.command()
 def run(job: JobFile, overrides: Overrides = None) -> None:
-    """Run a job: read the input, generate, write OUT/rows/*.parquet and OUT/run.json."""
+    """Run a job, or go on with it: read the input, generate what is missing, write OUT/rows/*.parquet and OUT/run.json."""
     from pipeline.config import load_config
     from pipeline.run import run_job
 
@@ -53,6 +54,21 @@ def report(out: Output) -> None:
     print(read_report(out))
 
 
+@app.command()
+def export(out: Output, format: Annotated[str, typer.Option(help="jsonl: one JSON object per row.")] = "jsonl") -> None:
+    """Write the rows of a run to standard output as plain lines."""
+    from pipeline.export import FORMATS, export_rows
+
+    if format not in FORMATS:
+        raise UserError(unknown_name("--format", format, FORMATS))
+    sys.stdout.reconfigure(encoding="utf-8")
+    try:
+        export_rows(out, sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+
+
 def main() -> None:
     """The entry point of the command; ends the process."""
     sys.exit(call(app))
@@ -71,6 +87,9 @@ def call(command: Callable[..., object]) -> int:
         return exit_codes.USER_ERROR
     except EngineError as error:
         print(f"rheo: engine failure: {error}", file=sys.stderr)
+        return exit_codes.ENGINE_FAILURE
+    except OSError as error:  # of the terminal, or of a file beside the output's
+        print(f"rheo: {error}", file=sys.stderr)
         return exit_codes.ENGINE_FAILURE
     return exit_codes.OK
 

@@ -37,7 +37,7 @@ class Columns:
         section = self.input
         named = [(name, getattr(section, name)) for name in ("prompt", "messages", "id", "params")]
         required = [(f"input.{name}", path) for name, path in named if path is not None and path != getattr(InputSection, name)]
-        return required + [("input.template", column) for column in (self.template.columns if self.template else ())]
+        return required + [("input.template", column) for column in (self.template.required if self.template else ())]
 
     def prompts(self) -> list[str]:
         """The columns of which each record must have one."""

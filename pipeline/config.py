@@ -40,6 +40,8 @@ class InputSection:
     chat: `auto` makes a prompt one user message when the tokenizer has a chat template, `false` leaves it raw text.
     template_kwargs: variables of the chat template. system: a system message put first.
     truncate, parse_special: as in `engine.Request`. limit: only so many records, the first ones.
+    max_errors: stop once more rows than these failed; below 1: more than this share. grow: new files may join the old ones of a job.
+    storage_options: where an S3 store is (`endpoint_url`, ...).
     """
 
     path: Any = MISSING
@@ -55,7 +57,7 @@ class InputSection:
     truncate: str = Request.truncate
     parse_special: bool = Request.parse_special
     limit: int | None = None
-    max_errors: int | None = None
+    max_errors: Any = None
     grow: bool = False
     storage_options: dict[str, Any] = field(default_factory=dict)
 
@@ -146,7 +148,10 @@ class RaySection:
 
 @dataclass(kw_only=True)
 class OutputSection:
-    """path: the output folder. rows_per_file: None is chosen from the number of rows. overwrite: drop an earlier run's rows."""
+    """path: the output folder. rows_per_file: None is chosen from the number of rows. overwrite: drop an earlier job's rows.
+
+    retry_errors: generate rows again that failed. storage_options: as for the input.
+    """
 
     path: str = MISSING
     rows_per_file: int | None = None
@@ -173,15 +178,7 @@ def load_config(yaml_path: str, overrides: Sequence[str] = ()) -> JobConfig:
     Raises UserError for a file that cannot be read, an unknown option, a wrong type or a missing required option. Values are checked
     by `pipeline.checks.check_config`.
     """
-    layers = [_read_yaml(yaml_path)]
-    for override in overrides:
-        key, equals, _ = override.partition("=")
-        if not equals or not key:
-            raise UserError(f"override '{override}'; allowed: key=value, for instance sampling.temperature=0.7")
-    try:
-        layers.append(OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides))))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"overrides {list(overrides)} cannot be read: {_first_line(error)}") from None
+    layers = [_read_yaml(yaml_path), *map(_read_override, overrides)]
     for layer in layers:
         _refuse_unknown(layer, JobConfig, prefix="")
         speculation = layer.get("speculation")
@@ -195,6 +192,36 @@ def load_config(yaml_path: str, overrides: Sequence[str] = ()) -> JobConfig:
     if config.job.name is None:
         config.job.name = os.path.splitext(os.path.basename(yaml_path))[0]
     return config
+
+
+def _read_override(override: str) -> dict[str, Any]:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"override '{override}'; allowed: key=value, for instance sampling.temperature=0.7")
+    is_text = _annotation(key) in ("str", "str | None")
+    try:
+        layer = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+    except YAMLError:
+        if not is_text:
+            raise UserError(f"override '{override}' is not valid YAML; allowed: quotes around text, as {key}='\"a: b\"'") from None
+        layer = {}
+    except OmegaConfBaseException as error:
+        raise UserError(f"override '{override}' cannot be read: {_first_line(error)}") from None
+    if is_text and not isinstance(_lookup(layer, key), str) and value != "null":  # `{{ a }}` is a map in YAML, and `a: b: c` is nothing
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        return value
+    return layer
+
+
+def _annotation(key: str) -> str | None:
+    """The type of an option, as it is written; None for what is no option."""
+    section: Any = JobConfig
+    found = None
+    for part in key.split("."):
+        found = next((f for f in dataclasses.fields(section) if f.name == part), None) if section else None
+        section = found.default_factory if found and dataclasses.is_dataclass(found.default_factory) else None
+    return str(found.type) if found else None
 
 
 def option_names(section: type = JobConfig, prefix: str = "") -> list[str]:

@@ -9,6 +9,7 @@ import csv
 from collections.abc import Iterator
 
 from engine.errors import RowError, UserError
+from pipeline.input_file import InputFile
 from pipeline.streams import read_lines, with_compressions
 
 SUFFIXES = with_compressions(".csv")
@@ -16,15 +17,15 @@ SUFFIXES = with_compressions(".csv")
 _MAX_FIELD_CHARACTERS = 1 << 26  # what a quote that is never closed may take in before it is given up
 
 
-def read_columns(path: str) -> list[str] | None:
+def read_columns(file: InputFile) -> list[str] | None:
     """The columns; None for a file without any row. Raises UserError for a first row that is no CSV."""
-    return _read_header(path, _Lines(path))
+    return _read_header(file, _Lines(file))
 
 
-def read_records(path: str, *, offset: int = 0, first: int = 1) -> Iterator[tuple[int, int, dict | RowError]]:
+def read_records(file: InputFile, *, offset: int = 0, first: int = 1) -> Iterator[tuple[int, int, dict | RowError]]:
     """(first line, byte offset, record); see `pipeline.formats`. Raises UserError as `read_lines` and `read_columns` do."""
-    lines = _Lines(path, offset=offset, first=first)
-    columns = read_columns(path) if offset else _read_header(path, lines)
+    lines = _Lines(file, offset=offset, first=first)
+    columns = read_columns(file) if offset else _read_header(file, lines)
     rows = _parse(lines)
     while True:
         number, place, lines.error = lines.number, lines.offset, None
@@ -53,8 +54,8 @@ class _Lines:
     number, offset: of the next line. error: what is wrong with a line handed out since it was last reset. damage: what the file ended in.
     """
 
-    def __init__(self, path: str, *, offset: int = 0, first: int = 1):
-        self._lines = read_lines(path, offset=offset, first=first)
+    def __init__(self, file: InputFile, *, offset: int = 0, first: int = 1):
+        self._lines = read_lines(file, offset=offset, first=first)
         self.number = first
         self.offset = offset
         self.error: RowError | None = None
@@ -83,17 +84,18 @@ def _parse(lines: _Lines) -> Iterator[list[str]]:
     return csv.reader(lines, strict=True)
 
 
-def _read_header(path: str, lines: _Lines) -> list[str] | None:
+def _read_header(file: InputFile, lines: _Lines) -> list[str] | None:
     try:
         columns = next((fields for fields in _parse(lines) if fields), None)
     except csv.Error as error:
-        raise UserError(f"input file '{path}' has no readable first row: {error}; allowed: CSV with commas") from None
+        raise UserError(f"input file '{file.path}' has no readable first row: {error}; allowed: CSV with commas") from None
     problem = lines.error or (lines.damage if columns is None else None)
     if problem is not None:
-        raise UserError(f"input file '{path}' has no readable first row: {problem.message}")
+        raise UserError(f"input file '{file.path}' has no readable first row: {problem.message}")
     if columns and "" in columns:
         raise UserError(
-            f"input file '{path}': column {columns.index('') + 1} has no name (pandas writes its index so; to_csv(index=False) does not)"
+            f"input file '{file.path}': column {columns.index('') + 1} has no name "
+            f"(pandas writes its index so; to_csv(index=False) does not)"
         )
     return columns
 

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from engine.errors import UserError
 from pipeline.formats import READERS, format_of, suffixes
+from pipeline.input_file import InputFile
+from pipeline.places import Place, is_hidden
+from pipeline.s3 import is_s3
+from pipeline.s3_files import find_objects
 
-
-@dataclass(frozen=True)
-class InputFile:
-    """name: the path relative to the input root, which ids and messages use."""
-
-    path: str
-    name: str
-    format: str
-
-
-@dataclass
-class _Place:
-    """What one entry of `input.path` names. In a folder a file's name must say that it is input; a file named itself need not."""
-
-    entry: str
-    root: str
-    named: list[str]
-    found: list[str]
-    ignored: list[str]
+_FORMATS = " or ".join(READERS)
 
 
 def list_paths(path: str | Sequence[str]) -> list[str]:
@@ -39,17 +25,22 @@ def list_paths(path: str | Sequence[str]) -> list[str]:
     return [path] if isinstance(path, str) else list(path)
 
 
-def find_files(path: str | Sequence[str], format: str) -> tuple[list[InputFile], list[str]]:
+def find_files(
+    path: str | Sequence[str], format: str, storage_options: Mapping[str, Any] | None = None
+) -> tuple[list[InputFile], list[str]]:
     """The files of `input.path`, and the names in its folders that are no input.
 
-    Files come in the order of a list, and sorted within a folder or glob; a file that several entries name is read once, at the first.
-    The input root is the folder of a file, the folder itself, the fixed part of a glob, and the common parent of a list's.
+    Files come in the order of a list, and sorted within a folder or glob; a file that several entries or links name is read once.
+    The input root is the folder of a file, the folder itself, the fixed part of a glob, and the common parent of a list's. Objects of
+    several buckets are named `bucket/key`; beside files on a disk, `s3://bucket/key`, and the root is that of the files.
 
-    Raises UserError for an entry that names no input file, and for folders, links and files that cannot be read.
+    Raises UserError for an entry that names no input file, and for folders, links, files and buckets that cannot be read.
     """
-    places = [_find(entry) for entry in list_paths(path)]
-    root = os.path.commonpath([os.path.abspath(place.root) for place in places])
+    options = dict(storage_options or {})
+    places = [find_objects(entry, options) if is_s3(entry) else _find(entry) for entry in list_paths(path)]
+    show = _name_by_root(places)
     files: dict[str, InputFile] = {}
+    linked = _find_links([name for place in places for name in (*place.named, *place.found) if not is_s3(name)])
     ignored: list[str] = []
     for place in places:
         chosen = [(name, format_of(name, format) or (None if format == "auto" else format)) for name in place.named]
@@ -58,15 +49,31 @@ def find_files(path: str | Sequence[str], format: str) -> tuple[list[InputFile],
         chosen = [(name, kind) for name, kind in chosen if kind is not None]
         if not chosen:
             _refuse_empty(place, others, format)
+        others += [name for name, _ in chosen if name in linked]
+        chosen = [(name, kind) for name, kind in chosen if name not in linked]
         for name, kind in sorted(chosen):
-            _require_file(name)
-            absolute = os.path.abspath(name)
-            files.setdefault(absolute, InputFile(path=name, name=_show(absolute, root), format=kind))
-        ignored += [_show(os.path.abspath(name), root) for name in others]
+            if is_s3(name):
+                files.setdefault(name, InputFile(name, show(name), kind, options, place.versions[name]))
+            else:
+                _require_file(name)
+                files.setdefault(os.path.abspath(name), InputFile(name, show(name), kind))
+        ignored += [show(name) for name in others]
     return list(files.values()), sorted(set(ignored))
 
 
-def _find(entry: str) -> _Place:
+def _find_links(paths: list[str]) -> set[str]:
+    """The links to files that are here under their own names, or under an earlier link's: their rows would be there twice."""
+    own = {os.path.abspath(path) for path in paths if not os.path.islink(path)}
+    links = set()
+    for path in sorted(path for path in paths if os.path.islink(path)):
+        real = os.path.realpath(path)
+        if real in own:
+            links.add(path)
+        own.add(real)
+    return links
+
+
+def _find(entry: str) -> Place:
     try:
         mode = os.stat(entry).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -74,13 +81,13 @@ def _find(entry: str) -> _Place:
     except OSError as error:
         raise UserError(f"input.path '{entry}' cannot be read: {error.strerror}") from None
     if stat.S_ISDIR(mode):
-        return _Place(entry, entry, [], *_walk(entry))
-    return _Place(entry, os.path.dirname(entry), [entry], [], [])
+        return Place(entry, entry, [], *_walk(entry))
+    return Place(entry, os.path.dirname(entry), named=[entry])
 
 
-def _find_glob(pattern: str) -> _Place:
+def _find_glob(pattern: str) -> Place:
     root, parts = _split_glob(pattern)
-    place = _Place(pattern, root, [], [], [])
+    place = Place(pattern, root)
     if parts:
         _match(root, parts, place)
     elif os.path.lexists(pattern):  # a link to nothing
@@ -90,7 +97,7 @@ def _find_glob(pattern: str) -> _Place:
     return place
 
 
-def _match(folder: str, parts: list[str], place: _Place) -> None:
+def _match(folder: str, parts: list[str], place: Place) -> None:
     """Adds what the parts of a glob match in a folder. As `glob.glob`, but a folder that cannot be listed is refused, not passed over."""
     part, *rest = parts
     if part == "**" and rest:  # no folder at all, or any number of them
@@ -101,7 +108,7 @@ def _match(folder: str, parts: list[str], place: _Place) -> None:
         is_folder = os.path.isdir(path)
         if not fnmatch.fnmatchcase(name, part) or (rest and not is_folder):
             continue
-        if (_is_hidden(name) and part[0] != name[0]) or (is_folder and os.path.islink(path) and glob.has_magic(part)):
+        if (is_hidden(name) and part[0] != name[0]) or (is_folder and os.path.islink(path) and glob.has_magic(part)):
             place.ignored.append(path)
         elif rest:
             _match(path, rest, place)
@@ -127,10 +134,10 @@ def _walk(top: str) -> tuple[list[str], list[str]]:
     """The files below a folder, and what is left out: hidden names, and links to folders, which may lead in a circle."""
     found, ignored = [], []
     for folder, folders, names in os.walk(top, onerror=_refuse_folder):
-        skipped = [name for name in folders if _is_hidden(name) or os.path.islink(os.path.join(folder, name))]
+        skipped = [name for name in folders if is_hidden(name) or os.path.islink(os.path.join(folder, name))]
         folders[:] = [name for name in folders if name not in skipped]
-        ignored += [os.path.join(folder, name) for name in [*skipped, *filter(_is_hidden, names)]]
-        found += [os.path.join(folder, name) for name in names if not _is_hidden(name)]
+        ignored += [os.path.join(folder, name) for name in [*skipped, *filter(is_hidden, names)]]
+        found += [os.path.join(folder, name) for name in names if not is_hidden(name)]
     return found, ignored
 
 
@@ -148,21 +155,31 @@ def _require_file(path: str) -> None:
         raise UserError(f"input file '{path}' is no regular file; allowed: files, which can be read twice")
 
 
-def _refuse_empty(place: _Place, others: list[str], format: str) -> None:
-    seen = f"; found: {', '.join(os.path.relpath(name, place.root or '.') for name in others[:5])}" if others else ""
+def _refuse_empty(place: Place, others: list[str], format: str) -> None:
+    show = _name_by_root([place])
+    known = ", ".join(suffixes(format))
+    if place.named == [place.entry]:
+        raise UserError(f"input.path '{place.entry}' has no known suffix; allowed: {known}, or input.format={_FORMATS}")
+    seen = f"; found: {', '.join(show(name) for name in others[:5])}" if others else ""
     raise UserError(
-        f"input.path '{place.entry}' holds no input file; allowed: names that end in {', '.join(suffixes(format))}, or a file or glob with "
-        f"input.format={' or '.join(READERS)}{seen}"
+        f"input.path '{place.entry}' holds no input file; allowed: names that end in {known}, or a file or glob with "
+        f"input.format={_FORMATS}{seen}"
     )
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
+def _name_by_root(places: list[Place]) -> Callable[[str], str]:
+    """What makes a name of a path: relative to the root of all places, with slashes, and without the bytes that are no UTF-8."""
+    local = [os.path.abspath(place.root) for place in places if not is_s3(place.entry)]
+    remote = [place.root.split("/") for place in places if is_s3(place.entry)]
+    root = os.path.commonpath(local) if local else None
+    num_shared = 0 if local else sum(1 for _ in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*remote, strict=False)))
 
+    def show(path: str) -> str:
+        if is_s3(path):
+            return "/".join(path.split("/")[num_shared:])
+        return os.fsencode(os.path.relpath(os.path.abspath(path), root).replace(os.sep, "/")).decode("utf-8", "replace")
 
-def _show(path: str, root: str) -> str:
-    """A path as text: relative to the root, with slashes, and without the bytes that are no UTF-8."""
-    return os.fsencode(os.path.relpath(path, root).replace(os.sep, "/")).decode("utf-8", "replace")
+    return show
 
 
 def _split_glob(pattern: str) -> tuple[str, list[str]]:

@@ -1,22 +1,24 @@
-"""The Ray Data graph: read chunks -> tables of a few rows -> engine actors -> parts.
+"""The Ray Data graph: read chunks -> tables of a few rows -> engine actors -> tables of results, which come to the driver.
 
 The form of each call is what keeps every slot full and every row there once with Ray 2.60. Small tables: a long row holds up only
 its neighbours. One table per call: a retry is exact. Calls in threads: they share the engine. No CPU asked for: an actor that holds
-one can starve the readers and writers.
+one can starve the readers. The driver alone writes: when it is killed, nobody is left who could.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import ray
-from ray.data import ActorPoolStrategy, DataContext, Datasink, Datasource, ReadTask
-from ray.data.block import BlockMetadata
+from ray.data import ActorPoolStrategy, DataContext, Datasource, ReadTask
+from ray.data.block import BlockAccessor, BlockMetadata
 
 from engine.errors import EngineError
 from pipeline.columns import Columns
 from pipeline.generate import GenerateRows, RowOptions
+from pipeline.schema import SCHEMA
 from pipeline.sources import Chunk, read_chunk
 
 ROWS_PER_CALL = 8
@@ -36,24 +38,17 @@ def prepare_context(callback: type) -> DataContext:
             raise EngineError(f"ray {ray.__version__} has no DataContext.{name}; allowed: ray>=2.60,<2.61")
     context._max_num_blocks_in_streaming_gen_buffer = _READ_BUFFER_BLOCKS  # 2 by default: a reader then starves the engine
     context.custom_execution_callback_classes = [callback]
+    context.execution_no_progress_timeout_s = -1  # a row may take longer than any limit
     context.enable_progress_bars = False
     context.print_on_execution_start = False
 
     return context
 
 
-def run_graph(
-    chunks: list[Chunk],
-    columns: Columns,
-    *,
-    settings,
-    options: RowOptions,
-    ledger,
-    sink: Datasink,
-    num_workers: int,
-    gpus_per_worker: float,
-) -> None:
-    """Reads, generates and writes everything; returns when the last part is in place."""
+def stream_results(
+    chunks: list[Chunk], columns: Columns, *, settings, options: RowOptions, ledger, num_workers: int, gpus_per_worker: float
+) -> Iterator[pa.Table]:
+    """Reads and generates; gives tables of `SCHEMA` as they are finished."""
     slots = _AUTO_SLOTS["gpu" if gpus_per_worker else "cpu"] if settings.max_batch == "auto" else settings.max_batch
     num_calls = max(2, -(-2 * slots // ROWS_PER_CALL))
     rows = ray.data.read_datasource(ChunkSource(chunks, columns), override_num_blocks=len(chunks))
@@ -74,7 +69,11 @@ def run_graph(
         ),
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(settings.threads)}},  # Ray sets 1 for an actor that asks for no CPU
     )
-    results.write_datasink(sink)
+    for bundle in results.iter_internal_ref_bundles():  # not iter_batches: it gives a table only once it has the next
+        for entry in bundle.blocks:
+            table = BlockAccessor.for_block(ray.get(entry.ref)).to_arrow()
+            if table.num_rows:  # one of which nothing was begun has no columns either
+                yield table.select(SCHEMA.names).cast(SCHEMA)
 
 
 class ChunkSource(Datasource):

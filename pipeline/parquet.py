@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from engine.errors import RowError, UserError
+from pipeline.input_file import InputFile
 
 SUFFIXES = (".parquet",)
 
 _BATCH_ROWS = 256
+_BATCH_BYTES = 8 << 20  # unpacked, by the average row of the group
 
 #: column chunks are read in pieces: whole ones may be as large as the file
 _OPTIONS = {"pre_buffer": False, "buffer_size": 1 << 20, "page_checksum_verification": True}
@@ -21,26 +24,29 @@ _OPTIONS = {"pre_buffer": False, "buffer_size": 1 << 20, "page_checksum_verifica
 _NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError, LookupError)
 
 
-def read_columns(path: str) -> list[str]:
+def read_columns(file: InputFile) -> list[str]:
     """The columns. Raises UserError for a file that is not Parquet."""
-    with _open(path) as file:
-        return file.schema_arrow.names
+    with _open(file) as parquet:
+        return parquet.schema_arrow.names
 
 
-def read_records(path: str, *, offset: int = 0, first: int = 1) -> Iterator[tuple[int, int, dict | RowError]]:
+def read_records(file: InputFile, *, offset: int = 0, first: int = 1) -> Iterator[tuple[int, int, dict | RowError]]:
     """(row, row group, record); see `pipeline.formats`. Raises UserError for a file that is not Parquet, or is damaged."""
     number = first
-    with _open(path) as file:
-        for group in range(offset, file.num_row_groups):
-            for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
-                for record in _to_records(_with_times_as_text(batch)):
+    with _open(file) as parquet:
+        for group in range(offset, parquet.num_row_groups):
+            meta = parquet.metadata.row_group(group)
+            num_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * meta.num_rows // max(1, meta.total_byte_size)))
+            for batch in parquet.iter_batches(num_rows, row_groups=[group]):
+                for record in _to_records(batch):
                     yield number, group, record
                     number += 1
 
 
 def _to_records(batch: pa.RecordBatch) -> list[dict | RowError]:
     try:
-        return batch.to_pylist()
+        columns = [_with_times_as_text(column) for column in batch.columns]
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
     except _NO_PYTHON_VALUE:
         return [_to_record(batch, row) for row in range(batch.num_rows)]
 
@@ -49,27 +55,28 @@ def _to_record(batch: pa.RecordBatch, row: int) -> dict | RowError:
     record = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            record[name] = column[row].as_py()
+            cell = column.slice(row, 1)
+            record[name] = _with_times_as_text(cell)[0].as_py() if cell[0].is_valid else None
         except _NO_PYTHON_VALUE as error:
             return RowError("bad_record", f"{name} cannot be read: {error}")
     return record
 
 
-def _with_times_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Nanosecond times have no Python type."""
-    columns = [
-        column.cast(pa.string()) if getattr(column.type, "unit", None) == "ns" and not pa.types.is_duration(column.type) else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+def _with_times_as_text(column: pa.Array) -> pa.Array:
+    """Nanoseconds have no Python type."""
+    if getattr(column.type, "unit", None) != "ns":
+        return column
+    if pa.types.is_duration(column.type):
+        return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), "ns", " ")
+    return column.cast(pa.string())
 
 
 @contextmanager
-def _open(path: str) -> Iterator[pq.ParquetFile]:
+def _open(file: InputFile) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path, **_OPTIONS) as file:
-            yield file
+        with file.open() as source, pq.ParquetFile(source, **_OPTIONS) as parquet:
+            yield parquet
     except pa.ArrowException as error:
-        raise UserError(f"input file '{path}' is not readable Parquet: {str(error).splitlines()[0]}") from None
+        raise UserError(f"input file '{file.path}' is not readable Parquet: {str(error).splitlines()[0]}") from None
     except OSError as error:
-        raise UserError(f"input file '{path}' cannot be read: {error.strerror or error}") from None
+        raise UserError(f"input file '{file.path}' cannot be read: {error.strerror or error}") from None

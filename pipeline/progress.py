@@ -15,6 +15,7 @@ from pipeline.wording import format_seconds
 
 _POLL_S = 0.5
 _LINE_S = 5.0
+_JOIN_S = 2.0  # a ledger that is gone with its node must not hold up a stop
 
 
 class ProgressView:
@@ -23,11 +24,13 @@ class ProgressView:
     Args:
         read: gives the ledger's counts, or None while there is none.
         num_rows: rows that the job will have.
+        num_done: of those, what an earlier run has committed.
     """
 
-    def __init__(self, read: Callable[[], dict | None], num_rows: int):
+    def __init__(self, read: Callable[[], dict | None], num_rows: int, num_done: int = 0):
         self._read = read
         self._num_rows = num_rows
+        self._num_done = num_done
         self._closed = threading.Event()
         self._shown_deaths = 0
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -38,7 +41,7 @@ class ProgressView:
 
     def __exit__(self, *error) -> None:
         self._closed.set()
-        self._thread.join()
+        self._thread.join(timeout=_JOIN_S)
 
     def _run(self) -> None:
         console = Console(file=sys.stderr)
@@ -56,7 +59,8 @@ class ProgressView:
                 state = self._read()
                 if state is not None:
                     self._warn(state, show)
-                    bar.update(task, completed=_rows(state, self._num_rows), description=describe(state, self._num_rows, time.time()))
+                    done = _count_rows(state, self._num_rows, self._num_done)
+                    bar.update(task, completed=done, description=self._describe(state))
 
     def _run_lines(self) -> None:
         told_at, last = 0.0, ""
@@ -65,10 +69,13 @@ class ProgressView:
             if state is None:
                 continue
             self._warn(state, _print)
-            line = describe(state, self._num_rows, time.time())
+            line = self._describe(state)
             if time.monotonic() - told_at >= _LINE_S and line != last:
                 _print(line)
                 told_at, last = time.monotonic(), line
+
+    def _describe(self, state: dict) -> str:
+        return describe(state, self._num_rows, time.time(), num_done=self._num_done)
 
     def _warn(self, state: dict, show: Callable[[str], None]) -> None:
         """An engine that died and is started again is not an error of the run, but nobody should have to guess it."""
@@ -77,27 +84,27 @@ class ProgressView:
             show(f"rheo: an engine died ({state['last_death']}); it is started again and its rows go back ({self._shown_deaths} so far)")
 
 
-def describe(state: dict, num_rows: int, now: float) -> str:
-    """One line: rows, rates, tau, errors, time left."""
+def describe(state: dict, num_rows: int, now: float, *, num_done: int = 0) -> str:
+    """One line: rows, rates, tau, errors, time left. Rows of an earlier run count among the rows, and for nothing else."""
     totals = state["totals"]
-    done = _rows(state, num_rows)
+    done = _count_rows(state, num_rows, num_done)
     if not state["num_ready"]:
-        return f"0/{num_rows} rows | loading the model"
+        return f"{done}/{num_rows} rows | loading the model"
     parts = [f"{done}/{num_rows} rows"]
     seconds = now - state["ready_at"]
-    if done and seconds > 0:
-        rate = done / seconds
+    rate = (done - num_done) / seconds if seconds > 0 else 0.0
+    if rate:
         parts += [f"{rate:.2f} rows/s", f"{totals.get('tokens', 0) / seconds:.1f} tokens/s"]
     if totals.get("cycles"):
         parts.append(f"tau {(totals['accepted'] + totals['cycles']) / totals['cycles']:.2f}")
     parts.append(f"{totals.get('errors', 0)} errors")
-    if done and seconds > 0:
+    if rate:
         parts.append("writing" if done == num_rows else f"{format_seconds((num_rows - done) / rate)} left")
     return " | ".join(parts)
 
 
-def _rows(state: dict, num_rows: int) -> int:
-    return min(num_rows, state["totals"].get("rows", 0))  # rows of a dead engine are generated, and counted, again
+def _count_rows(state: dict, num_rows: int, num_done: int) -> int:
+    return min(num_rows, num_done + state["totals"].get("rows", 0))  # rows of a dead engine are generated, and counted, again
 
 
 def _print(line: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 
 
@@ -44,6 +45,7 @@ def quiet_loggers() -> None:
     """Call it after `ray.data` is imported: the import sets the levels."""
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"ray\.data")
 
 
 def _writes_to(stream, descriptor: int) -> bool:

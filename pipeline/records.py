@@ -10,6 +10,7 @@ import datetime
 import decimal
 import json
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,18 +38,18 @@ ROW_SCHEMA = pa.schema(
 )
 
 
-def read_key(record: Mapping | RowError, place: str, columns: Columns) -> tuple[str, int]:
-    """The record's id and its number of rows, as `expand_record` will make them."""
+def read_key(record: Mapping | RowError, columns: Columns) -> tuple[str | None, int]:
+    """The record's id, None where it gets its place, and its number of rows, as `expand_record` will make them."""
     if isinstance(record, RowError):
-        return place, 1
+        return None, 1
     try:
         num_samples = _read_params(record, columns)[1]
     except RowError:
         num_samples = 1
     try:
-        return _read_id(record, columns) or place, num_samples
+        return _read_id(record, columns), num_samples
     except RowError:
-        return place, num_samples
+        return None, num_samples
 
 
 def expand_record(record: Mapping | RowError, *, row_index: int, place: str, columns: Columns) -> list[dict]:
@@ -81,7 +82,11 @@ def expand_record(record: Mapping | RowError, *, row_index: int, place: str, col
 
 
 def _get(record: Mapping, path: str | None) -> Any:
-    value = MISSING if path is None else lookup(record, path)
+    if path in record:
+        return record[path]
+    if path is None or "." not in path:  # most records lack a column or two: no search for these
+        return None
+    value = lookup(record, path)
     return None if value is MISSING else value
 
 
@@ -93,18 +98,20 @@ def _read_id(record: Mapping, columns: Columns) -> str | None:
     value = _get(record, columns.input.id)
     if value is None:
         return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
     if isinstance(value, str) and value:
         return _require_utf8(value, columns.input.id)
+    if isinstance(value, int | uuid.UUID) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, decimal.Decimal) and value.is_finite() and value == value.to_integral_value():  # as databases export integers
+        return str(int(value))
     raise RowError("bad_record", f"{columns.input.id}={_show(value)}; allowed: an integer or non-empty text")
 
 
 def _read_params(record: Mapping, columns: Columns) -> tuple[dict, int]:
     """The row's own sampling parameters, checked, and its number of samples."""
     value = _get(record, columns.input.params)
-    if _is_blank(value):  # as an empty cell in CSV
-        value = None
+    if value is None or _is_blank(value):  # as an empty cell in CSV
+        return {}, columns.num_samples
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -118,7 +125,10 @@ def _read_params(record: Mapping, columns: Columns) -> tuple[dict, int]:
     num_samples = params.pop("n", columns.num_samples)
     if not isinstance(num_samples, int) or isinstance(num_samples, bool) or not 1 <= num_samples <= MAX_SAMPLES:
         raise RowError("bad_params", f"n={_show(num_samples)}; allowed: an integer from 1 to {MAX_SAMPLES}")
-    SamplingParams.from_mapping(params, columns.defaults)
+    if isinstance(params.get("logit_bias"), Mapping):  # Parquet fills absent keys with null
+        params["logit_bias"] = {token: bias for token, bias in params["logit_bias"].items() if bias is not None}
+    if params:
+        SamplingParams.from_mapping(params, columns.defaults)
     return params, num_samples
 
 
@@ -136,7 +146,10 @@ def _read_prompt(record: Mapping, columns: Columns) -> tuple[str | None, str | N
         return _check_prompt(prompt, names.prompt), None
     if prompt is not None and not _is_blank(prompt):
         raise RowError("bad_record", f"has both {names.prompt} and {names.messages}; set one of input.prompt, input.messages to null")
-    return None, json.dumps(_read_messages(messages, names.messages))
+    try:
+        return None, json.dumps(_read_messages(messages, names.messages))
+    except RecursionError:
+        raise RowError("bad_record", f"{names.messages} is nested too deeply") from None
 
 
 def _describe_missing(record: Mapping, wanted: list[str]) -> str:
@@ -217,12 +230,14 @@ def _plain(value: Any) -> Any:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal | datetime.timedelta):
-        return str(value)
-    return value
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return str(value)  # decimals, durations, UUIDs
 
 
 def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from engine.errors import EngineError, UserError
+from engine.errors import UserError
 from pipeline import exit_codes, runfile
-from pipeline.schema import SCHEMA
+from pipeline.folders import Folder, open_folder
+from pipeline.parts import list_parts, open_part, run_of
 from pipeline.wording import clip, format_seconds
 
 _COLUMNS = [
@@ -26,12 +26,22 @@ _COLUMNS = [
     "num_accepted_tokens",
     "worker",
 ]
+_TOKENS = {
+    "prompt": "num_prompt_tokens",
+    "output": "num_output_tokens",
+    "cycles": "num_cycles",
+    "drafted": "num_draft_tokens",
+    "accepted": "num_accepted_tokens",
+}
 _NUM_SAMPLES = 2
 
 
 @dataclass
 class Summary:
-    """Counts over all rows; rates are derived when printed. longest_row: prompt and output together, in tokens."""
+    """Counts over all rows; rates are derived when printed. longest_row: prompt and output together, in tokens.
+
+    workers: counts of each worker of each run, by (run id, worker).
+    """
 
     num_files: int = 0
     num_rows: int = 0
@@ -40,7 +50,7 @@ class Summary:
     finish: Counter = field(default_factory=Counter)
     tokens: Counter = field(default_factory=Counter)
     longest_row: int = 0
-    workers: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))
+    workers: dict[tuple[str, str], Counter] = field(default_factory=lambda: defaultdict(Counter))
     samples: list[dict] = field(default_factory=list)
 
     @property
@@ -53,6 +63,10 @@ class Summary:
         if not failed:
             return exit_codes.OK
         return exit_codes.ALL_ROWS_FAILED if failed == self.num_rows else exit_codes.SOME_ROWS_FAILED
+
+    def workers_of(self, run_id: str) -> dict[str, Counter]:
+        """The workers of one run, in order."""
+        return {worker: tokens for (run, worker), tokens in sorted(self.workers.items()) if run == run_id}
 
     def counts(self) -> dict:
         """For run.json."""
@@ -72,41 +86,42 @@ def _tau(tokens: Counter) -> float | None:
     return (tokens["accepted"] + cycles) / cycles if cycles else None
 
 
-def summarize(output: str) -> Summary:
-    """Reads OUT/rows/*.parquet. Raises EngineError for a part that cannot be read or has another schema."""
+def summarize(folder: Folder) -> Summary:
+    """Reads the parts of an output. Raises EngineError for one that cannot be read or has another schema."""
     summary = Summary()
-    for path in sorted(glob.glob(os.path.join(glob.escape(output), "rows", "*.parquet"))):
-        try:
-            with pq.ParquetFile(path) as part:
-                if not part.schema_arrow.equals(SCHEMA):
-                    raise EngineError(f"'{path}' has another schema than this version of rheo writes")
-                summary.num_files += 1
-                for batch in part.iter_batches(columns=_COLUMNS):
-                    _count(summary, batch)
-                if len(summary.samples) < _NUM_SAMPLES:
-                    _take_samples(summary, part)
-        except (pa.ArrowException, OSError) as error:
-            raise EngineError(f"'{path}' cannot be read: {error}") from None
+    for name in list_parts(folder).values():
+        open_part(folder, name, lambda part: _add(summary, part))
     return summary
 
 
-def _count(summary: Summary, batch: pa.RecordBatch) -> None:
-    columns = batch.to_pydict()
-    summary.num_rows += batch.num_rows
-    summary.status.update(columns["status"])
-    summary.errors.update(error for error in columns["error_type"] if error is not None)
-    summary.finish.update(columns["finish_reason"])
-    summary.tokens.update(
-        prompt=sum(columns["num_prompt_tokens"]),
-        output=sum(columns["num_output_tokens"]),
-        cycles=sum(columns["num_cycles"]),
-        drafted=sum(columns["num_draft_tokens"]),
-        accepted=sum(columns["num_accepted_tokens"]),
-    )
-    counted = ("worker", "num_prompt_tokens", "num_output_tokens", "num_cycles", "num_accepted_tokens")
-    for worker, prompt, output, cycles, accepted in zip(*(columns[name] for name in counted), strict=True):
-        summary.longest_row = max(summary.longest_row, prompt + output)
-        summary.workers[worker].update(rows=1, output=output, cycles=cycles, accepted=accepted)
+def _add(summary: Summary, part: pq.ParquetFile) -> None:
+    summary.num_files += 1
+    table = part.read(_COLUMNS)
+    _count(summary, table, run_of(part))
+    if len(summary.samples) < _NUM_SAMPLES:
+        _take_samples(summary, part)
+
+
+def _count(summary: Summary, table: pa.Table, run_id: str) -> None:
+    summary.num_rows += table.num_rows
+    if not table.num_rows:
+        return
+    for counter, name in ((summary.status, "status"), (summary.errors, "error_type"), (summary.finish, "finish_reason")):
+        counter.update(
+            {entry["values"]: entry["counts"] for entry in table[name].value_counts().to_pylist() if entry["values"] is not None}
+        )
+    for name, column in _TOKENS.items():
+        summary.tokens[name] += pc.sum(table[column]).as_py()
+    longest = pc.max(pc.add(table["num_prompt_tokens"], table["num_output_tokens"])).as_py()
+    summary.longest_row = max(summary.longest_row, longest)
+    sums = [(column, "sum") for column in ("num_output_tokens", "num_cycles", "num_accepted_tokens")]
+    for row in table.group_by("worker").aggregate([*sums, ("worker", "count")]).to_pylist():
+        summary.workers[run_id, row["worker"]].update(
+            rows=row["worker_count"],
+            output=row["num_output_tokens_sum"],
+            cycles=row["num_cycles_sum"],
+            accepted=row["num_accepted_tokens_sum"],
+        )
 
 
 def _take_samples(summary: Summary, part: pq.ParquetFile) -> None:
@@ -119,10 +134,11 @@ def _take_samples(summary: Summary, part: pq.ParquetFile) -> None:
 
 def read_report(output: str) -> str:
     """The text of `rheo report OUT`. Raises UserError when OUT holds no run."""
-    run = runfile.read(output)
+    folder = open_folder(output)
+    run = runfile.read(folder)
     if run is None:
         raise UserError(f"'{output}' holds no run: there is no {runfile.NAME} in it; allowed: the output.path of a job")
-    return render(summarize(output), run, output)
+    return render(summarize(folder), run, output)
 
 
 def render(summary: Summary, run: dict, output: str) -> str:
@@ -137,12 +153,15 @@ def render(summary: Summary, run: dict, output: str) -> str:
         length = summary.finish["length"]
         lines.append(f"  finished by  {summary.finish['stop']} stop, {length} length ({100 * length / ok:.1f}%)")
     lines.append(f"  tokens       {summary.tokens['output']} out, {summary.tokens['prompt']} in")
-    seconds = run["timing"].get("generate_s")
-    if seconds:
+    workers = summary.workers_of(run["run_id"])
+    seconds, new = run["timing"].get("generate_s"), sum(workers.values(), Counter())
+    if seconds and new["rows"]:
         lines.append(
-            f"  speed        {summary.tokens['output'] / seconds:.1f} tokens/s, {summary.num_rows / seconds:.2f} rows/s "
+            f"  speed        {new['output'] / seconds:.1f} tokens/s, {new['rows'] / seconds:.2f} rows/s "
             f"over {format_seconds(seconds)} (start and model load: {format_seconds(run['timing']['load_s'])})"
         )
+    if len(run["runs"]) > 1:
+        lines.append(f"  runs         {len(run['runs'])}; the last wrote {new['rows']} rows, the speed is its own")
     if run.get("engine"):  # absent where none was loaded
         lines.append(f"  engine       {describe_engine(run['engine'])}")
     if summary.tau is not None:
@@ -152,8 +171,8 @@ def render(summary: Summary, run: dict, output: str) -> str:
     trained_length = run.get("engine", {}).get("draft_trained_length")
     if trained_length and summary.longest_row > trained_length:
         lines.append(f"  draft        trained on {trained_length} tokens, and worse behind them; longest row: {summary.longest_row}")
-    if len(summary.workers) > 1:
-        lines += [f"  worker       {name}: {_describe_worker(tokens, seconds)}" for name, tokens in sorted(summary.workers.items())]
+    if len(workers) > 1:
+        lines += [f"  worker       {name}: {_describe_worker(tokens, seconds)}" for name, tokens in workers.items()]
     for row in summary.samples:
         lines.append(f"  sample       {row['id']} [{row['sample']}], {row['finish_reason']}")
         lines.append(f"    prompt: {clip(row['prompt'])}")

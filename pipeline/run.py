@@ -1,319 +1,244 @@
-"""`rheo run`: checks, then Ray, then the graph, then the counts of what is there."""
+"""`rheo run`: checks, then what an earlier run left to do, then the closing check of what is there."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import glob
-import logging
-import os
-import shutil
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from filelock import FileLock, Timeout
+import pyarrow as pa
 
 from engine.errors import EngineError, UserError
-from engine.params import SamplingParams
 from pipeline import exit_codes, runfile
-from pipeline.checks import check_config, check_input, check_model, check_output
+from pipeline.checks import check_config, check_model, check_places, describe_ignored, find_input
 from pipeline.columns import Columns
+from pipeline.commit import Committer
 from pipeline.config import JobConfig
-from pipeline.files import find_files
-from pipeline.models import Models, fetch_models
-from pipeline.quiet import divert_noise, quiet_loggers
+from pipeline.earlier import Earlier, Found, find_rows, read_earlier
+from pipeline.error_limit import ErrorLimit
+from pipeline.execute import Outcome, Work, execute
+from pipeline.fingerprint import describe_job, describe_models
+from pipeline.folders import Folder, explained_failures, open_folder
+from pipeline.models import fetch_models
+from pipeline.part_writer import PartWriter, TakenOver
+from pipeline.parts import drop_errors, list_parts, read_parts
 from pipeline.report import Summary, render, summarize
-from pipeline.sources import Plan
-from pipeline.wording import count
-
-RAY_LOG = "ray.log"
-
-_STAGING = ".staging"
-_EARLIER = ".old-"  # and the new run's id
+from pipeline.sources import Plan, scan_input
+from pipeline.wording import count, format_seconds
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Job:
-    config: JobConfig
-    plan: Plan
-    columns: Columns
-    defaults: SamplingParams
-    models: Models
-    run_id: str
+    """One run of a job. run: its run.json. found: what earlier runs of it left; its rows grow by those that this run adds."""
 
-    @property
-    def earlier(self) -> str:
-        """Where the rows that this run overwrites wait until it has rows of its own."""
-        return os.path.join(self.config.output.path, f"{_EARLIER}{self.run_id}")
+    config: JobConfig
+    folder: Folder
+    earlier: Earlier
+    plan: Plan
+    run: dict
+    found: Found
+    is_announced: bool = False  # run.json is this run's
+    started_at: float = field(default_factory=time.time)
 
 
 def run_job(config: JobConfig) -> int:
-    """Runs a job to its end and returns its exit code. Raises UserError before anything is started, EngineError when the engine failed."""
+    """Runs a job to its end, or goes on with it, and returns its exit code.
+
+    Raises UserError before anything is started, and EngineError when the engine failed.
+    """
     defaults = check_config(config)
-    output = config.output.path
-    check_output(output)
-    os.makedirs(output, exist_ok=True)
-    with _lock(output):
-        _bring_back(output)  # of a run that was killed before it had a part of its own
-        finished = find_finished_run(config)
-        if finished is not None:
-            _note(f"this job is finished already; nothing is done (exit code {finished['exit_code']}, as then)")
-            print(render(summarize(output), finished, output))
-            return finished["exit_code"]
-        plan, columns = check_input(config, defaults)
+    folder = open_folder(config.output.path, config.output.storage_options)
+    check_places(config)
+    folder.probe()
+    with folder.lock(), explained_failures(folder):
+        earlier = read_earlier(folder, config)
+        files, ignored = find_input(config, earlier.file_names)
+        fingerprint = describe_job(config, files)
+        earlier.require_same(fingerprint, grow=config.input.grow, whole=False)
         check_model(config)
-        if plan.ignored:
-            _note(f"left out {plan.describe_ignored()}")
-        _note(f"{config.job.name}: {plan.describe()}, {count(plan.num_rows, 'row')} to {output}/rows")
-        return _execute(_Job(config, plan, columns, defaults, fetch_models(config), uuid.uuid4().hex[:8]))
+        if earlier.run is not None:
+            earlier.require_same({**fingerprint, **describe_models(config, fetch_models(config))}, grow=config.input.grow, whole=True)
+            if earlier.is_finished(config, len(files)):
+                return _repeat(config, folder, earlier.run)
+        columns = Columns(config.input, defaults, config.sampling.n)
+        plan = scan_input(files, columns)
+        if ignored:
+            _note(f"left out {describe_ignored(ignored)}")
+        models = fetch_models(config)
+        job = _prepare(config, folder, earlier, plan, {**fingerprint, **describe_models(config, models)})
+        job.run["models"] = dataclasses.asdict(models)
+        work = Work(
+            config=config,
+            models=models,
+            columns=columns,
+            defaults=defaults,
+            chunks=plan.remaining(job.found.done),
+            num_rows=plan.num_rows,
+            num_done=job.found.done.count,
+            dtype=earlier.dtype if config.model.dtype == "auto" else None,
+        )
+        return _run(job, work)
 
 
-def _execute(job: _Job) -> int:
-    """Generates, counts, and closes run.json whatever happens. Raises EngineError, UserError, and what the system raises."""
-    output = job.config.output.path
-    os.makedirs(os.path.join(output, "rows"), exist_ok=True)
-    run = runfile.start(job.config, job.plan.files, run_id=job.run_id, num_records=job.plan.num_records, num_rows=job.plan.num_rows)
-    run["models"] = dataclasses.asdict(job.models)
-    started_at = time.time()
-    try:
-        if job.config.output.overwrite:
-            _set_aside(output, job.earlier)
-        runfile.write(output, run)
-        with _staging(output, job.run_id) as staging:
-            stopped_by, state = _generate(job, staging)
-        summary = summarize(output)
-        status, code = "finished", summary.exit_code
-        if stopped_by is not None and summary.num_rows < job.plan.num_rows:
-            status, code = "interrupted", exit_codes.SIGNAL_BASE + stopped_by
-        elif summary.num_rows != job.plan.num_rows:
-            status, code = "failed", exit_codes.ENGINE_FAILURE
-        _close(run, status, code, summary, started_at, state, output)
-    except BaseException as error:
-        _close_failed(run, error, started_at, output)
-        _bring_back(output)
-        raise
-    _bring_back(output)
-    if status == "failed":
-        raise EngineError(f"{summary.num_rows} rows are in {output}/rows and {job.plan.num_rows} were to be: this is a bug in rheo")
-    print(render(summary, run, output))
+def _repeat(config: JobConfig, folder: Folder, run: dict) -> int:
+    """A finished job: its report and its exit code, once more; a job that was to grow and has not is no failure."""
+    code = exit_codes.OK if config.input.grow else run["exit_code"]
+    _note(f"this job is finished already; nothing is done (exit code {code}{', as then' if code == run['exit_code'] else ''})")
+    print(render(summarize(folder), run, folder.path))
     return code
 
 
-@contextlib.contextmanager
-def _staging(output: str, run_id: str) -> Iterator[str]:
-    """A folder for parts that are being written; gone afterwards, so that a writer left over can write nothing."""
-    root = os.path.join(output, _STAGING)
-    shutil.rmtree(root, ignore_errors=True)  # of a run that was killed
-    os.makedirs(os.path.join(root, run_id))
-    try:
-        yield os.path.join(root, run_id)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def _generate(job: _Job, staging: str) -> tuple[int | None, dict | None]:
-    """Runs the graph. Returns the signal that stopped it, if one did, and the ledger's last counts where it could still be asked."""
-    import ray
-
-    from pipeline.generate import RowOptions
-    from pipeline.graph import prepare_context, run_graph
-    from pipeline.progress import ProgressView
-    from pipeline.sink import PartSink
-    from pipeline.stop import StopCallback, handle_signals
-    from pipeline.watch import NodeLost, check_node, run_watched
-    from workers.ledger import Ledger
-
-    config = job.config
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with divert_noise(os.path.join(config.output.path, RAY_LOG)), _ray(num_cores):
-        check_node()
-        prepare_context(StopCallback)
-        num_workers, gpus = _size_pool(config)
-        threads = config.ray.threads_per_worker or max(1, num_cores // num_workers)
-        ledger = ray.remote(Ledger).options(num_cpus=0).remote()
-
-        def read_ledger() -> dict | None:
-            try:
-                return ray.get(ledger.read.remote(), timeout=5)
-            except ray.exceptions.RayError:
-                return None
-
-        rows_per_file = config.output.rows_per_file or max(32, min(2048, job.plan.num_rows // 16))
-        rows = os.path.join(config.output.path, "rows")
-        sink = PartSink(staging=staging, rows=rows, earlier=job.earlier, run_id=job.run_id, rows_per_file=rows_per_file)
-        seed = config.job.seed if job.defaults.seed is None else job.defaults.seed
-        options = RowOptions(defaults=job.defaults, input=config.input, seed=seed)
-        with handle_signals(lambda: ray.get(ledger.stop.remote())) as received, ProgressView(read_ledger, job.plan.num_rows):
-            work = functools.partial(
-                run_graph,
-                job.plan.chunks,
-                job.columns,
-                settings=_settings(config, job.models, threads),
-                options=options,
-                ledger=ledger,
-                sink=sink,
-                num_workers=num_workers,
-                gpus_per_worker=gpus,
-            )
-            try:
-                run_watched(work)
-            except NodeLost as error:
-                if received() is None:
-                    raise EngineError(f"{error}; what it left is in {config.output.path}/{RAY_LOG}") from None
-                return received(), None  # the signal went to Ray's processes as well
-            except ray.exceptions.RayError as error:
-                raise _explain(error, read_ledger()) from None
-            state = read_ledger()
-            return received(), state and {**state, "ended_at": time.time()}
-
-
-def _settings(config: JobConfig, models: Models, threads: int):
-    from workers.generator import EngineSettings
-
-    return EngineSettings(
-        kind=config.engine.kind,
-        **dataclasses.asdict(models),
-        dtype=config.model.dtype,
-        device=config.model.device,
-        attention=config.model.attention,
-        speculation=config.speculation.to_speculation(),
-        max_batch=config.engine.max_batch,
-        max_model_len=config.model.max_model_len,
-        kv_cache_gib=config.engine.kv_cache_gib,
-        reproducible=config.engine.reproducible,
-        seed=config.job.seed,
-        threads=threads,
+def _prepare(config: JobConfig, folder: Folder, earlier: Earlier, plan: Plan, fingerprint: dict) -> _Job:
+    found = find_rows(read_parts(folder, earlier.parts.values()), plan.row_numbers, retry_errors=config.output.retry_errors)
+    run = runfile.start(
+        earlier.run,
+        config,
+        run_id=uuid.uuid4().hex[:8],
+        first_part=earlier.next_part,
+        fingerprint=fingerprint,
+        dropped_runs=runfile.known_runs(folder) if config.output.overwrite else [],
+        num_records=plan.num_records,
+        num_rows=plan.num_rows,
     )
+    what = f"{plan.describe()}, {count(plan.num_rows, 'row')} to {folder.path}/rows"
+    _note(f"{config.job.name}: {what}" + (f"; {found.done.count} of them are there already" if found.done.count else ""))
+    return _Job(config, folder, earlier, plan, run, found)
 
 
-def _size_pool(config: JobConfig) -> tuple[int, float]:
-    """(workers, GPUs of each). Raises UserError for more GPU workers than there are GPUs: they would wait for ever."""
-    import ray
+def _run(job: _Job, work: Work) -> int:
+    """Generates, counts, and closes run.json whatever happens. Raises EngineError, UserError, and what the system raises."""
+    try:
+        if not (job.config.output.overwrite and job.earlier.dropped):  # else the earlier run.json stays with its rows, for now
+            _announce(job)
+        outcome = _generate(job, work) if work.chunks else Outcome(None, None)
+        summary = _check_output(job)
+    except TakenOver:
+        raise  # run.json is the other run's
+    except BaseException as error:
+        _close_failed(job, error)
+        raise
+    status, code = "finished", summary.exit_code
+    if outcome.stopped_by is not None and summary.num_rows < job.plan.num_rows:
+        is_signal = isinstance(outcome.stopped_by, int)
+        status = "interrupted" if is_signal else "stopped"
+        code = exit_codes.SIGNAL_BASE + outcome.stopped_by if is_signal else exit_codes.TOO_MANY_ERRORS
+    elif summary.num_rows < job.plan.num_rows:
+        status, code = "failed", exit_codes.ENGINE_FAILURE
+    _close(job, status, code, summary, outcome.state)
+    if status == "failed":
+        raise EngineError(f"{summary.num_rows} of {count(job.plan.num_rows, 'row')} came back from Ray; run the same command again")
+    print(render(summary, job.run, job.folder.path))
+    if status == "stopped":
+        _note(f"stopped: {outcome.stopped_by}; mend the input, or raise the limit and run the same command again")
+    return code
 
-    num_gpus = 0 if config.engine.kind == "fake" or config.model.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
-    if config.model.device == "cuda" and not num_gpus:
-        raise UserError("model.device='cuda', but Ray sees no GPU on this machine; allowed: auto, cpu")
-    num_workers = max(1, num_gpus) if config.ray.workers == "auto" else config.ray.workers
-    if num_gpus and num_workers > num_gpus:
-        raise UserError(f"ray.workers={num_workers}; allowed: at most {num_gpus}, one per GPU")
-    return num_workers, 1.0 if num_gpus else 0.0
+
+def _generate(job: _Job, work: Work) -> Outcome:
+    config = job.config
+    writer = PartWriter(
+        job.folder,
+        run_id=job.run["run_id"],
+        earlier_runs=set(job.run["runs"]),
+        dropped_runs=set(job.run["dropped_runs"]),
+        row_numbers=job.plan.row_numbers,
+        done=job.found.done,
+        next_part=job.earlier.next_part,
+        before_first=lambda: _make_ready(job),
+    )
+    committer = Committer(writer.write, config.output.rows_per_file or max(32, min(2048, job.plan.num_rows // 16)))
+    kept_errors = 0 if config.output.retry_errors else job.found.num_errors
+    limit = ErrorLimit(config.input.max_errors, num_rows=job.found.done.count, num_errors=kept_errors)
+
+    def take(table: pa.Table) -> str | None:
+        if "first_row_s" not in job.run["timing"]:
+            job.run["timing"]["first_row_s"] = time.time() - job.started_at
+            _note(f"first new row after {format_seconds(job.run['timing']['first_row_s'])}")
+        committer.add(table)
+        limit.add(table)
+        return limit.describe() if limit.is_exceeded else None
+
+    try:
+        with job.folder.log_folder() as logs:
+            outcome = execute(work, take, committer.close, logs)
+    except BaseException:
+        with contextlib.suppress(EngineError):  # the first error says more
+            committer.close()
+        raise
+    committer.close()
+    return outcome
 
 
-def _explain(error: Exception, state: dict | None) -> UserError | EngineError:
-    """What the engine itself said, where it said something: Ray's own message buries it."""
-    if state and state["refusal"]:
-        return UserError(state["refusal"])
-    cause = getattr(error, "cause", None)  # of a task; an actor that died has none
-    if cause is None and state and state["failures"]:
-        return EngineError(state["failures"][-1].rstrip())
-    if isinstance(cause, EngineError):
-        return EngineError(str(cause).splitlines()[0])  # Ray appends advice on its own options
-    return EngineError(f"{type(error).__name__}: {error}")
+def _announce(job: _Job) -> None:
+    """From here on the output is this run's. Raises TakenOver when it is another's already."""
+    before = job.earlier.run and job.earlier.run["run_id"]
+    current = None if job.config.output.overwrite else runfile.read(job.folder)
+    if current is not None and current["run_id"] != before:
+        raise TakenOver(f"another run ({current['run_id']}) writes into '{job.folder.path}'; this one stops before it has begun")
+    runfile.write(job.folder, job.run)
+    job.is_announced = True
 
 
-def _close(run: dict, status: str, exit_code: int, summary: Summary, started_at: float, state: dict | None, output: str) -> None:
-    now = time.time()
+def _make_ready(job: _Job) -> None:
+    """Just before the first new part: drops what it replaces. Until then a run that fails leaves everything as it was."""
+    if not job.is_announced:
+        _announce(job)
+    elif runfile.read(job.folder)["run_id"] != job.run["run_id"]:
+        raise TakenOver(f"another run writes into '{job.folder.path}'; this one stops, its rows so far stay")
+    for name in job.earlier.dropped.values():
+        job.folder.delete(name)
+    if job.config.output.retry_errors:
+        for name in job.found.with_errors:
+            drop_errors(job.folder, name)
+
+
+def _check_output(job: _Job) -> Summary:
+    """Reads back what is there: footers, schema, keys. Raises EngineError for a row that is twice, or not of the job."""
+    if not job.is_announced:  # of a run that overwrites and came to no row
+        return Summary()
+    parts = list_parts(job.folder)
+    for number, name in parts.items():
+        if number < job.run["first_part"]:  # of a job that was overwritten, come late
+            job.folder.delete(name)
+    kept = [name for number, name in parts.items() if number >= job.run["first_part"]]
+    num_rows = find_rows(read_parts(job.folder, kept), job.plan.row_numbers).done.count
+    summary = summarize(job.folder)
+    if summary.num_rows != num_rows:
+        raise EngineError(f"'{job.folder.path}/rows' changed while it was counted ({num_rows} and {summary.num_rows} rows)")
+    return summary
+
+
+def _close(job: _Job, status: str, exit_code: int, summary: Summary, state: dict | None) -> None:
+    run, now = job.run, time.time()
     run.update(status=status, exit_code=exit_code, counts=summary.counts())
-    run["timing"] = {"started_at": started_at, "finished_at": now, "total_s": now - started_at}
+    run["timing"].update(started_at=job.started_at, finished_at=now, total_s=now - job.started_at)
     if state and state["ready_at"]:
-        run["timing"].update(load_s=state["ready_at"] - started_at, generate_s=state["ended_at"] - state["ready_at"])
+        run["timing"].update(load_s=state["ready_at"] - job.started_at, generate_s=state["ended_at"] - state["ready_at"])
         run["engine"] = state["engine"]
     if state:
         run["engines"] = {"starts": state["num_starts"], "deaths": state["num_deaths"], "killed_rows": state["num_condemned"]}
-    runfile.write(output, run)
+    if job.is_announced:
+        runfile.write(job.folder, run)
 
 
-def _close_failed(run: dict, error: BaseException, started_at: float, output: str) -> None:
+def _close_failed(job: _Job, error: BaseException) -> None:
     status, code = "failed", 1
     if isinstance(error, KeyboardInterrupt):
         status, code = "interrupted", exit_codes.SIGNAL_BASE + signal.SIGINT
-    elif isinstance(error, UserError | EngineError):
+    elif isinstance(error, UserError | EngineError | OSError):
         code = exit_codes.USER_ERROR if isinstance(error, UserError) else exit_codes.ENGINE_FAILURE
+    if not job.is_announced:
+        _note(f"nothing was generated: what {job.folder.path} held is there as before")
+        return
     with contextlib.suppress(OSError):  # of a full disk, perhaps: `error` says more
         try:
-            summary = summarize(output)
+            summary = summarize(job.folder)
         except EngineError:  # perhaps `error` itself
             summary = Summary()
-        _close(run, status, code, summary, started_at, None, output)
-
-
-@contextlib.contextmanager
-def _lock(output: str) -> Iterator[None]:
-    try:
-        with FileLock(os.path.join(output, ".lock"), timeout=0):
-            yield
-    except Timeout:
-        raise UserError(f"output.path '{output}' is in use by another run; wait for it, or give another path") from None
-
-
-def find_finished_run(config: JobConfig) -> dict | None:
-    """The run.json of an earlier run that was this very job and came to its end; None when there is room for a new one.
-
-    Raises UserError when the folder holds other rows.
-    """
-    output = config.output.path
-    parts = _parts(output)
-    if config.output.overwrite or not parts:
-        return None
-    run = runfile.read(output)
-    instead = "allowed: output.overwrite=true to drop them, or another output.path"
-    if run is None:
-        raise UserError(f"'{output}/rows' holds {len(parts)} parts and no {runfile.NAME}; {instead}")
-    files, _ = find_files(config.input.path, config.input.format)
-    difference = runfile.find_difference(run, config, files)
-    if difference is not None:
-        raise UserError(f"'{output}' holds the rows of another job; it differs in {difference}; {instead}")
-    if run["status"] != "finished":
-        raise UserError(f"'{output}' holds a run that did not finish, and resuming is not built yet; {instead}")
-    return run
-
-
-def _set_aside(output: str, folder: str) -> None:
-    """Moves the rows of an earlier run and its run.json, and nothing else."""
-    parts = _parts(output)
-    if not parts:
-        return
-    os.mkdir(folder)
-    for path in [os.path.join(output, runfile.NAME), *parts]:
-        with contextlib.suppress(FileNotFoundError):  # parts without a run.json are overwritten too
-            os.rename(path, os.path.join(folder, os.path.basename(path)))
-
-
-def _bring_back(output: str) -> None:
-    """Undoes `_set_aside` for a run that came to no part of its own."""
-    folders = glob.glob(os.path.join(glob.escape(output), _EARLIER + "*"))
-    for folder in folders:
-        for name in os.listdir(folder):
-            os.replace(os.path.join(folder, name), os.path.join(output, "" if name == runfile.NAME else "rows", name))
-        os.rmdir(folder)
-    if folders:
-        _note(f"nothing was generated: the earlier run's rows are in {output}/rows again")
-
-
-def _parts(output: str) -> list[str]:
-    return glob.glob(os.path.join(glob.escape(output), "rows", "*.parquet"))
-
-
-@contextlib.contextmanager
-def _ray(num_cores: int) -> Iterator[None]:
-    """A Ray of our own, or the one that this process has already."""
-    import ray.data  # before the loggers are silenced: its import sets their levels
-
-    quiet_loggers()
-    if ray.is_initialized():
-        yield
-        return
-    # With one logical CPU a reader could block the writer for ever; engines ask for none.
-    ray.init(address="local", num_cpus=max(2, num_cores), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        _close(job, status, code, summary, None)
 
 
 def _note(text: str) -> None:

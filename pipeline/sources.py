@@ -1,31 +1,37 @@
 """The input's records, numbered the same way on every run and cut into ranges that the readers take.
 
 `row_index` counts the records of all files in order. The driver goes through the input once: it counts, refuses repeated ids, and keeps
-a range per chunk and eight bytes per id, never the records.
+some thousands of ranges, never the records.
 """
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import itertools
-from array import array
+import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from engine.errors import RowError, UserError
 from pipeline.columns import ColumnCheck, Columns
-from pipeline.files import InputFile, find_files
+from pipeline.done import DoneSet
 from pipeline.formats import READERS
+from pipeline.input_file import InputFile
 from pipeline.records import ROW_SCHEMA, expand_record, read_key
+from pipeline.repeated_ids import IdHashes
+from pipeline.row_numbers import RowNumbers
 from pipeline.streams import is_compressed
 from pipeline.wording import count
 
 _CHUNK_RECORDS = 1024
 _CHUNK_BYTES = 4 << 20
+_CHUNK_ROWS = 1 << 16
+_MAX_CHUNKS = 4096
 _TABLE_ROWS = 128
 _TABLE_CHARACTERS = 2 << 20
 _SHOW_REPEATS = 5
@@ -33,20 +39,24 @@ _SHOW_REPEATS = 5
 
 @dataclass
 class Chunk:
-    """A run of records of one file, read from `offset` (see `pipeline.formats`), where the number is `start`."""
+    """A run of records of one file, read from `offset` (see `pipeline.formats`), where the number is `start`.
+
+    row_index: of its first record. first_row: number of its first row (see `pipeline.row_numbers`).
+    done: one bit per row, the lowest of a byte first: the rows that are there already; None when none is.
+    """
 
     file: InputFile
-    row_index: int
     start: int
     offset: int
-    num_records: int = 0
+    row_index: int
+    num_records: int
+    first_row: int
+    num_rows: int
+    done: bytes | None = None
 
-    def ends_before(self, offset: int) -> bool:
-        """Whether the record at `offset` begins another chunk."""
-        if self.file.format == "parquet":
-            return offset != self.offset
-        is_full = self.num_records >= _CHUNK_RECORDS or offset - self.offset >= _CHUNK_BYTES
-        return is_full and _has_places(self.file)
+    def is_done(self, row: int) -> bool:
+        """Whether one of its rows, counted from 0, is there already."""
+        return self.done is not None and self.done[row >> 3] >> (row & 7) & 1 > 0
 
 
 @dataclass
@@ -54,10 +64,26 @@ class Plan:
     """What is to be read: num_records records make num_rows output rows."""
 
     files: list[InputFile]
-    ignored: list[str]
-    chunks: list[Chunk] = field(default_factory=list)
-    num_records: int = 0
-    num_rows: int = 0
+    chunks: list[Chunk]
+    row_numbers: RowNumbers
+
+    @property
+    def num_records(self) -> int:
+        return self.row_numbers.num_records
+
+    @property
+    def num_rows(self) -> int:
+        return self.row_numbers.num_rows
+
+    def remaining(self, done: DoneSet) -> list[Chunk]:
+        """The chunks that still miss rows, with the bits of those that they need not read."""
+        chunks = []
+        for chunk in self.chunks:
+            is_done = done.range(chunk.first_row, chunk.num_rows)
+            if not is_done.all():
+                bits = np.packbits(is_done, bitorder="little").tobytes() if is_done.any() else None
+                chunks.append(dataclasses.replace(chunk, done=bits))
+        return chunks
 
     def describe(self) -> str:
         """What there is to read, with the formats where they are not one."""
@@ -65,46 +91,45 @@ class Plan:
         mixed = f" ({', '.join(f'{times} {name}' for name, times in formats.items())})" if len(formats) > 1 else ""
         return f"{count(self.num_records, 'record')} in {count(len(self.files), 'file')}{mixed}"
 
-    def describe_ignored(self) -> str:
-        """What the folders hold besides."""
-        names = ", ".join(self.ignored[:3]) + (", ..." if len(self.ignored) > 3 else "")
-        return f"{len(self.ignored)}, as no input (another suffix, hidden, or a link to a folder): {names}"
+
+def order_files(files: list[InputFile], earlier_names: Sequence[str]) -> list[InputFile]:
+    """The files of an earlier run in their order then, and after them the others as they come: old records keep their numbers."""
+    places = {name: place for place, name in enumerate(earlier_names)}
+    return sorted(files, key=lambda file: places.get(file.name, len(places)))
 
 
-def scan_input(path: str | Sequence[str], format: str, columns: Columns) -> Plan:
-    """Goes through the whole input once; a second time only to name repeated ids.
+def scan_input(files: list[InputFile], columns: Columns) -> Plan:
+    """Goes through the whole input once; to name repeated ids, once more through the chunks that hold them.
 
     Raises UserError for a file that cannot be read, an input without records, columns that no record has, and repeated ids.
     """
-    files, ignored = find_files(path, format)
-    plan = Plan(files=files, ignored=ignored)
     check = ColumnCheck(columns)
-    id_hashes = array("Q")
     for file in files:
-        names = READERS[file.format].read_columns(file.path)
+        names = READERS[file.format].read_columns(file)
         if names is not None:
             check.check_file(file.path, names)
-    chunk = None
-    for file, number, offset, record in _read_files(files, columns.input.limit):
-        if chunk is None or chunk.file is not file or chunk.ends_before(offset):
-            start, offset = (number, offset) if _has_places(file) else (1, 0)
-            chunk = Chunk(file, plan.num_records, start, offset)
-            plan.chunks.append(chunk)
-        check.look(record)
-        id, num_rows = read_key(record, f"{file.name}:{number}", columns)
-        id_hashes.append(_hash(id))
-        chunk.num_records += 1
-        plan.num_records += 1
-        plan.num_rows += num_rows
-    if not plan.num_records:
-        raise UserError(f"input.path '{path}' has no records ({count(len(files), 'file')} read)")
-    check.require()
-    _refuse_repeated_ids(files, columns, id_hashes)
+    cutter = _Cutter()
+    with IdHashes() as ids:
+        for file in files:
+            most = None if columns.input.limit is None else columns.input.limit - cutter.num_records
+            for number, offset, record in itertools.islice(READERS[file.format].read_records(file), most):
+                id, num_rows = read_key(record, columns)
+                check.look(record)
+                ids.add(f"{file.name}:{number}" if id is None else id)
+                cutter.add(file, number, offset, num_rows)
+        plan = Plan(files, *cutter.close())
+        if not plan.num_records:
+            raise UserError(f"input.path '{columns.input.path}' has no records ({count(len(files), 'file')} read)")
+        check.require()
+        _refuse_repeated_ids(plan, columns, ids.find_suspects())
     return plan
 
 
 def read_chunk(chunk: Chunk, columns: Columns) -> Iterator[pa.Table]:
-    """The chunk's rows, in tables of `ROW_SCHEMA` that are small, whatever the records hold."""
+    """The chunk's rows that are not done, in tables of `ROW_SCHEMA` that are small, whatever the records hold.
+
+    The same tables on every call. Raises UserError where the file is not what it was when it was scanned.
+    """
     rows: list[dict] = []
     num_characters = 0
     for row in _expand_chunk(chunk, columns):
@@ -118,42 +143,122 @@ def read_chunk(chunk: Chunk, columns: Columns) -> Iterator[pa.Table]:
 
 
 def _expand_chunk(chunk: Chunk, columns: Columns) -> Iterator[dict]:
-    records = READERS[chunk.file.format].read_records(chunk.file.path, offset=chunk.offset, first=chunk.start)
+    first = 0  # of the record's rows, in the chunk
+    for row_index, number, record in _read_chunk_records(chunk):
+        if chunk.done is not None:
+            end = first + read_key(record, columns)[1]
+            if end <= chunk.num_rows and all(map(chunk.is_done, range(first, end))):
+                first = end
+                continue
+        rows = expand_record(record, row_index=row_index, place=f"{chunk.file.name}:{number}", columns=columns)
+        if first + len(rows) > chunk.num_rows:
+            raise _changed(chunk)
+        yield from (row for row in rows if not chunk.is_done(first + row["sample"]))
+        first += len(rows)
+    if first != chunk.num_rows:
+        raise _changed(chunk)
+
+
+def _changed(chunk: Chunk) -> UserError:
+    return UserError(f"input file '{chunk.file.path}' has changed since this run began; allowed: input that stays as it is")
+
+
+def _read_chunk_records(chunk: Chunk) -> Iterator[tuple[int, int, dict | RowError]]:
+    """(row_index, number, record)"""
+    records = READERS[chunk.file.format].read_records(chunk.file, offset=chunk.offset, first=chunk.start)
     for index, (number, _, record) in enumerate(itertools.islice(records, chunk.num_records)):
-        place = f"{chunk.file.name}:{number}"
-        yield from expand_record(record, row_index=chunk.row_index + index, place=place, columns=columns)
+        yield chunk.row_index + index, number, record
 
 
-def _has_places(file: InputFile) -> bool:
-    """Whether a reader can begin in the middle of it."""
-    return file.format == "parquet" or not is_compressed(file.path)
+class _Cutter:
+    """Counts records and rows as they come by, and cuts the records into chunks.
+
+    A long input has larger chunks, not more: when there are too many, neighbours are joined, and those that follow are twice as large.
+    """
+
+    def __init__(self):
+        self._chunks: list[Chunk] = []
+        self._row_numbers = RowNumbers()
+        self.num_records = 0
+        self._num_rows = 0
+        self._samples = 0  # of the last record
+        self._scale = 1
+        self._max_chunks = _MAX_CHUNKS
+        self._file: InputFile | None = None
+        self._end_record = self._end_row = self._end_offset = math.inf  # where the chunk ends at the latest
+
+    def add(self, file: InputFile, number: int, offset: int, num_rows: int) -> None:
+        if file is not self._file or offset >= self._end_offset or self.num_records >= self._end_record or self._num_rows >= self._end_row:
+            self._begin(file, number, offset)
+        if num_rows != self._samples:
+            self._row_numbers.add_run(self.num_records, num_rows)
+            self._samples = num_rows
+        self.num_records += 1
+        self._num_rows += num_rows
+
+    def close(self) -> tuple[list[Chunk], RowNumbers]:
+        self._end()
+        self._row_numbers.close(self.num_records)
+        return self._chunks, self._row_numbers
+
+    def _begin(self, file: InputFile, number: int, offset: int) -> None:
+        self._end()
+        self._file = file
+        self._end_record = self._end_row = self._end_offset = math.inf
+        if file.format == "parquet":
+            self._end_offset = offset + self._scale
+        elif is_compressed(file.path):  # no cheap way into its middle
+            number, offset = 1, 0
+        else:
+            self._end_record = self.num_records + _CHUNK_RECORDS * self._scale
+            self._end_row = self._num_rows + _CHUNK_ROWS * self._scale
+            self._end_offset = offset + _CHUNK_BYTES * self._scale
+        self._chunks.append(Chunk(file, number, offset, self.num_records, 0, self._num_rows, 0))
+
+    def _end(self) -> None:
+        """The last chunk holds all that came since it began."""
+        if not self._chunks:
+            return
+        chunk = self._chunks[-1]
+        chunk.num_records = self.num_records - chunk.row_index
+        chunk.num_rows = self._num_rows - chunk.first_row
+        if len(self._chunks) >= self._max_chunks:
+            self._chunks = _join_neighbours(self._chunks)
+            self._scale *= 2
+            self._max_chunks = max(_MAX_CHUNKS, 2 * len(self._chunks))  # as many files have at least as many chunks
 
 
-def _read_files(files: list[InputFile], limit: int | None) -> Iterator[tuple[InputFile, int, int, dict | RowError]]:
-    """The first `limit` records of all files: file, number, offset, record."""
-    records = ((file, *found) for file in files for found in READERS[file.format].read_records(file.path))
-    return itertools.islice(records, limit)
+def _join_neighbours(chunks: list[Chunk]) -> list[Chunk]:
+    """Two by two, where they are of one file."""
+    joined: list[Chunk] = []
+    is_joined = True
+    for chunk in chunks:
+        is_joined = not is_joined and chunk.file is joined[-1].file
+        if is_joined:
+            joined[-1].num_records += chunk.num_records
+            joined[-1].num_rows += chunk.num_rows
+        else:
+            joined.append(chunk)
+    return joined
 
 
-def _hash(id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(id.encode("utf-8"), digest_size=8).digest())
-
-
-def _refuse_repeated_ids(files: list[InputFile], columns: Columns, id_hashes: array) -> None:
-    """Raises UserError with the first few. Equal hashes only say which ids to compare."""
-    ordered = np.sort(np.frombuffer(id_hashes, np.uint64))
-    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]][: 1 << 16].tolist())
-    if not suspects:
-        return
+def _refuse_repeated_ids(plan: Plan, columns: Columns, suspects: list[int]) -> None:
+    """Raises UserError with the first few; `suspects`: the records to compare."""
     first_places: dict[str, str] = {}
     repeats: list[str] = []
-    for file, number, _, record in _read_files(files, columns.input.limit):
-        place = f"{file.name}:{number}"
-        id, _ = read_key(record, place, columns)
-        if id in first_places:
-            repeats.append(f"'{id}' ({first_places[id]} and {place})")
-        elif _hash(id) in suspects:
-            first_places[id] = place
+    for chunk in plan.chunks:
+        first, end = (bisect_left(suspects, edge) for edge in (chunk.row_index, chunk.row_index + chunk.num_records))
+        wanted = set(suspects[first:end])
+        for row_index, number, record in _read_chunk_records(chunk) if wanted else ():
+            if row_index not in wanted:
+                continue
+            place = f"{chunk.file.name}:{number}"
+            id = read_key(record, columns)[0] or place
+            if id in first_places:
+                repeats.append(f"'{id}' ({first_places[id]} and {place})")
+            first_places.setdefault(id, place)
+            if len(repeats) == _SHOW_REPEATS:
+                break
         if len(repeats) == _SHOW_REPEATS:
             break
     if repeats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.errors import RowError
+from pipeline.input_file import InputFile
 from pipeline.streams import read_lines, with_compressions
 
 SUFFIXES = with_compressions(".txt")
@@ -12,14 +13,14 @@ SUFFIXES = with_compressions(".txt")
 COLUMN = "prompt"
 
 
-def read_columns(path: str) -> list[str]:
+def read_columns(file: InputFile) -> list[str]:
     """The one column."""
     return [COLUMN]
 
 
-def read_records(path: str, *, offset: int = 0, first: int = 1) -> Iterator[tuple[int, int, dict | RowError]]:
+def read_records(file: InputFile, *, offset: int = 0, first: int = 1) -> Iterator[tuple[int, int, dict | RowError]]:
     """(line, byte offset, record); see `pipeline.formats`. Raises UserError as `read_lines` does."""
-    for number, place, line in read_lines(path, offset=offset, first=first):
+    for number, place, line in read_lines(file, offset=offset, first=first):
         if isinstance(line, RowError):
             yield number, place, line
             continue

@@ -7,9 +7,15 @@ import threading
 from collections.abc import Callable
 
 from engine.errors import EngineError
+from pipeline.stop import Stop
 
 _POLL_S = 1.0
+_HUNG_S = 2.0  # then not even Ray's executor has answered, which is asked first
 _VITAL = {"raylet", "gcs_server"}
+
+
+class WorkHung(Exception):
+    """A stop is overdue, and the work has not even answered that; its thread is left behind."""
 
 
 class NodeLost(Exception):
@@ -24,8 +30,11 @@ def check_node() -> None:
         raise EngineError(f"ray {ray.__version__} has no Node.dead_processes; allowed: ray>=2.60,<2.61")
 
 
-def run_watched(work: Callable[[], None]) -> None:
-    """Runs `work` in a thread and waits for it, so that this thread stays free for signals. Raises what it raises, or NodeLost."""
+def run_watched(work: Callable[[], None], stop: Stop) -> None:
+    """Runs `work` in a thread and waits for it.
+
+    Raises what it raises, NodeLost, and WorkHung.
+    """
     import ray
 
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -43,6 +52,8 @@ def run_watched(work: Callable[[], None]) -> None:
         try:
             error = outcome.get(timeout=_POLL_S)
         except queue.Empty:
+            if stop.is_overdue(by_s=_HUNG_S):
+                raise WorkHung from None
             # not ray.nodes(): it blocks for a minute when the node is dead, and a second signal with it
             dead = [name for name, _ in ray._private.worker._global_node.dead_processes() if name in _VITAL]
             if dead:

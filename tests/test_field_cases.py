@@ -49,8 +49,24 @@ CASES = {
         "pipeline/test_sources.py::test_inputs_that_are_refused_up_front",
         "pipeline/test_sources.py::test_the_first_repeated_ids_of_a_big_input_are_shown",
     ),
+    # one commit point
+    "A6": (
+        "pipeline/test_local_folder.py::test_a_file_that_cannot_be_finished_is_not_there",
+        "pipeline/test_part_writer.py::test_a_put_of_a_killed_run_that_lands_late_adds_no_row_twice",
+        "pipeline/test_resume.py::test_a_hole_in_the_middle_is_filled_even_of_a_job_that_says_it_is_finished",
+    ),
+    # resuming, in the middle of a file too
+    "A10": ("pipeline/test_resume.py::test_only_the_missing_rows_are_made",),
+    "A11": (
+        "pipeline/test_resume.py::test_only_the_missing_rows_are_made",
+        "pipeline/test_commit.py::test_a_row_waits_no_longer_than_asked",
+    ),
     # another job into the same folder
-    "A14": ("pipeline/test_run.py::test_the_same_job_again_does_nothing_and_another_is_refused",),
+    "A14": (
+        "pipeline/test_run.py::test_the_same_job_again_does_nothing_and_another_is_refused",
+        "pipeline/test_resume.py::test_what_can_change_rows_is_refused",
+        "pipeline/test_resume.py::test_a_changed_line_is_refused_and_named",
+    ),
     # one schema, whatever the rows hold
     "A15": (
         "pipeline/test_run.py::test_every_kind_of_row_in_one_job",
@@ -85,10 +101,20 @@ CASES = {
     ),
     # a signal keeps what is finished
     "A29": ("pipeline/test_cli.py::test_a_signal_keeps_the_finished_rows",),
+    # an object store that cannot be used is told before a model is loaded
+    "A32": (
+        "pipeline/test_s3_input.py::test_wrong_credentials",
+        "pipeline/test_s3_input.py::test_without_credentials",
+        "pipeline/test_s3_input.py::test_no_permission",
+        "pipeline/test_s3_input.py::test_what_is_not_there_is_named",
+        "pipeline/test_s3_input.py::test_an_endpoint_that_cannot_be_reached_is_named_within_seconds",
+        "pipeline/test_s3_folder.py::test_a_bucket_that_is_not_there_is_refused",
+    ),
     # a write that is repeated, or that comes late
     "A34": (
-        "pipeline/test_sink.py::test_a_task_that_is_run_again_replaces_its_own_part",
-        "pipeline/test_sink.py::test_a_writer_that_outlived_its_run_writes_nothing",
+        "pipeline/test_part_writer.py::test_a_put_of_a_killed_run_that_lands_late_adds_no_row_twice",
+        "pipeline/test_part_writer.py::test_two_runs_at_once_add_no_row_twice",
+        "pipeline/test_part_writer.py::test_rows_that_come_twice_are_written_once",
     ),
     # bounded memory on both sides, and results during the run
     "A36": (
@@ -111,10 +137,18 @@ CASES = {
         "engine/models/test_targets.py::test_vicunas_template",
         "engine/models/test_preset.py::test_preset_chat_template_has_one_bos",
     ),
+    # all that can change rows is compared, models and code too
+    "A45": (
+        "pipeline/test_fingerprint.py::test_every_option_is_in_the_fingerprint_or_free",
+        "pipeline/test_fingerprint.py::test_models_are_their_content",
+        "engine/models/test_content.py::test_all_that_the_engine_opens_matters_and_nothing_else",
+        "pipeline/test_commit.py::test_a_failure_of_the_disk_reaches_whoever_adds_and_whoever_closes",
+    ),
     # rows are durable early, truncation is no failure, and other parameters are another job
     "A46": (
         "pipeline/test_cli.py::test_a_signal_keeps_the_finished_rows",
-        "pipeline/test_sink.py::test_a_write_that_fails_is_told_and_leaves_no_half_a_part",
+        "pipeline/test_commit.py::test_a_row_waits_no_longer_than_asked",
+        "pipeline/test_local_folder.py::test_a_file_that_cannot_be_finished_is_not_there",
         "pipeline/test_run.py::test_every_kind_of_row_in_one_job",
         "pipeline/test_run.py::test_the_same_job_again_does_nothing_and_another_is_refused",
     ),
@@ -265,13 +299,8 @@ CASES = {
 #: case -> what is not built yet
 LATER = {
     "A4": "cluster faults: a node that is lost (an engine that dies is A5)",
-    "A6": "resuming: a kill between the data and its record",
-    "A10": "resuming: a driver that is killed",
-    "A11": "resuming: progress inside a file",
     "A30": "object stores: throttling",
-    "A32": "object stores: credentials that are wrong",
     "A33": "object stores: credentials that expire",
-    "A45": "resuming: a fingerprint of models and code (options and input files are A14, a failed write is A46)",
     "B29": "speed: trees sized by measured costs",
 }
 

@@ -97,7 +97,7 @@ class Generator:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def generate(self, requests: Sequence[Request], keys: Sequence[Key]) -> list[Result | None]:
-        """The results in the order of the requests, None for those that are not begun because the job is being stopped.
+        """The results in the order of the requests, None for those that are not begun or not finished because the job is being stopped.
 
         Rows that have killed an engine before run alone, or not at all.
 
@@ -118,10 +118,10 @@ class Generator:
             self.count_errors(condemned)
         for key in suspects:
             with self._gate.exclusive():
-                self._ask("begin_alone", key)
-                results[key] = self._thread.generate([by_key[key]])[0]
-                self._ask("end", [key])
-        return [results[key] for key in keys]
+                if self._ask("begin_alone", key):
+                    results[key] = self._thread.generate([by_key[key]])[0]
+                    self._ask("end", [key])
+        return [results.get(key) for key in keys]  # a suspect that is not begun any more has none
 
     def _ask(self, method: str, *args):
         return ray.get(getattr(self._ledger, method).remote(self._id, *args), timeout=_LEDGER_TIMEOUT_S)
@@ -129,9 +129,11 @@ class Generator:
     def _watch(self) -> None:
         """Learns of a stop from the ledger: Ray has no way to interrupt the calls that wait here."""
         with contextlib.suppress(ray.exceptions.RayError):  # the ledger goes with the job
-            while not ray.get(self._ledger.is_stopping.remote()):
+            while (phase := ray.get(self._ledger.phase.remote())) != "abandon":
+                if phase == "finish":
+                    self._thread.drop_waiting()
                 time.sleep(_WATCH_S)
-            self._thread.drop_waiting()
+            self._thread.abandon()
 
     def count_errors(self, keys: Sequence[Key]) -> None:
         """Rows that ended as errors without coming to the engine: the progress counts them too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 Key = tuple[int, int]  # row_index, sample
 
@@ -36,7 +37,8 @@ class Ledger:
         self._num_ready = 0
         self._num_deaths = 0
         self._ready_at: float | None = None
-        self._stopping = False
+        self._first_row_at: float | None = None
+        self._abandon_at: float | None = None  # on the monotonic clock, once the job is being stopped
 
     def start(self, worker: str) -> str | None:
         """A worker begins, perhaps again. Rows it left open are judged; returns why it must not start, or None."""
@@ -62,16 +64,20 @@ class Ledger:
         self._num_ready += 1
         self._ready_at = self._ready_at or time.time()
 
-    def stop(self) -> None:
-        """From now on no row is begun."""
-        self._stopping = True
+    def stop(self, grace_s: float) -> None:
+        """From now on no row is begun; those that still run after so many seconds are to be given up."""
+        if self._abandon_at is None:
+            self._abandon_at = time.monotonic() + grace_s
 
-    def is_stopping(self) -> bool:
-        return self._stopping
+    def phase(self) -> Literal["run", "finish", "abandon"]:
+        """What the workers are to do: all rows, those that run already, or none any more."""
+        if self._abandon_at is None:
+            return "run"
+        return "finish" if time.monotonic() < self._abandon_at else "abandon"
 
     def begin(self, worker: str, keys: Sequence[Key]) -> tuple[list[Key], list[Key]] | None:
         """Rows arrive at a worker; returns (suspects to be run alone, condemned), and the others are now open. None: the job stops."""
-        if self._stopping:
+        if self._abandon_at is not None:
             return None
         suspects = [key for key in keys if key in self._suspects]
         condemned = [key for key in keys if key in self._condemned]
@@ -79,8 +85,12 @@ class Ledger:
         self._open[worker].update(dict.fromkeys((key for key in keys if key not in apart), False))
         return suspects, condemned
 
-    def begin_alone(self, worker: str, key: Key) -> None:
+    def begin_alone(self, worker: str, key: Key) -> bool:
+        """A suspect is about to run with nothing beside it; False: the job stops."""
+        if self._abandon_at is not None:
+            return False
         self._open[worker][key] = True
+        return True
 
     def end(self, worker: str, keys: Sequence[Key]) -> None:
         """Rows are finished: none of them kills engines."""
@@ -105,9 +115,11 @@ class Ledger:
 
     def progress(self, worker: str, totals: dict) -> None:
         self._current[worker] = totals
+        if self._first_row_at is None and totals.get("rows"):
+            self._first_row_at = time.time()
 
     def read(self) -> dict:
-        """Counts over all engines, and what went wrong so far."""
+        """Counts over all engines, when they were ready and had the first row (seconds since 1970), and what went wrong so far."""
         totals = Counter(self._finished)
         for counts in self._current.values():
             totals.update(counts)
@@ -119,6 +131,7 @@ class Ledger:
             "num_deaths": self._num_deaths,
             "num_ready": self._num_ready,
             "ready_at": self._ready_at,
+            "first_row_at": self._first_row_at,
             "last_death": self._last_death,
             "num_condemned": len(self._condemned),
             "refusal": self._refusal,

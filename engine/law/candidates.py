@@ -69,8 +69,9 @@ _TIE_MARGIN = 32
 
 
 def ranked(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """The `num_tokens` largest logits and their ids, ties by lower id.
+    """The `num_tokens` largest logits and their ids, ties by lower id; -inf alone where a logit is +inf or NaN.
 
+    An overflow in the draft is no law to draw from, so such a node proposes nothing.
     torch.topk promises no order, and takes any of the tokens that tie at its end, so it is asked for a few more. In bf16 ties are common.
     """
     num_looked_at = min(num_tokens + _TIE_MARGIN, logits.shape[-1])
@@ -81,7 +82,8 @@ def ranked(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     last, end = value[..., num_tokens - 1], value[..., -1]
     if num_looked_at < logits.shape[-1] and bool(((last == end) & (end > -torch.inf)).any()):
         value, token = logits.sort(dim=-1, descending=True, stable=True)
-    return value[..., :num_tokens], token[..., :num_tokens]
+    value, token = value[..., :num_tokens], token[..., :num_tokens]
+    return value.masked_fill(~value[..., :1].isfinite(), -torch.inf), token  # NaN sorts as the largest, so the first value shows it
 
 
 def keep_top(logits: Tensor, draft_top: int) -> tuple[Tensor, Tensor]:

@@ -53,9 +53,9 @@ class Draws(Protocol):
 
 
 def smallest_argmax(x: Tensor) -> Tensor:
-    """Index of the maximum of the last dimension, the smallest one on a tie (torch.argmax promises none)."""
+    """Index of the maximum of the last dimension, the smallest one on a tie (torch.argmax promises none); with NaN it means nothing."""
     index = torch.arange(x.shape[-1], device=x.device)
-    return torch.where(x == x.amax(-1, keepdim=True), index, x.shape[-1]).amin(-1)
+    return torch.where(x == x.amax(-1, keepdim=True), index, x.shape[-1] - 1).amin(-1)
 
 
 class KeyedDraws:

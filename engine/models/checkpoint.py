@@ -19,6 +19,7 @@ from engine.models.eagle3 import Eagle3Head
 from engine.models.eagle3_config import Eagle3Config, check_fits_target, default_feature_layers, read_eagle3_config
 from engine.models.eagle3_layouts import to_official_names
 from engine.models.folder import find_weights
+from engine.models.tensor_names import check_state_dict
 
 OPTIONAL_TENSORS = {"d2t", "t2d", "embed_tokens.weight"}  # the last only in a head as wide as its target
 
@@ -74,8 +75,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise UserError(f"draft '{folder}': '{file.name}' cannot be read: {str(error).splitlines()[0]}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise UserError(f"draft '{folder}': '{file.name}' holds other things than named tensors; allowed: a state_dict, nothing around it")
+    check_state_dict(tensors, f"draft '{folder}': '{file.name}'")
     return tensors
 
 

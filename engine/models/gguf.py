@@ -13,10 +13,12 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
 from engine.errors import UserError
+from engine.models.folder import read_config
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +42,18 @@ def converted_folder(gguf_file: Path) -> Path:
     return cache_folder() / "models" / f"{gguf_file.stem}-{digest[:16]}-v{CONVERTER_VERSION}"
 
 
-def check_gguf(gguf_file: Path) -> None:
-    """Raises UserError when `gguf_file` is no GGUF file; or, not yet converted, holds what the engine cannot run exactly."""
-    _check_readable(gguf_file)
-    if not converted_folder(gguf_file).is_dir():
-        from engine.models.gguf_content import GGUFModel
+def check_gguf(gguf_file: Path) -> dict[str, Any]:
+    """What config.json says, or would say, of the model in `gguf_file`; nothing is converted.
 
-        GGUFModel(gguf_file)
+    Raises UserError when it is no GGUF file; or, not yet converted, holds what the engine cannot run exactly.
+    """
+    _check_readable(gguf_file)
+    folder = converted_folder(gguf_file)
+    if folder.is_dir():
+        return read_config(folder)
+    from engine.models.gguf_content import GGUFModel
+
+    return GGUFModel(gguf_file).config
 
 
 def convert_gguf(gguf_file: Path) -> Path:

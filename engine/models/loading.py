@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine.errors import UserError
 from engine.models.folder import BROKEN_FILE, check_target_config, find_weights, read_config
+from engine.models.tensor_names import check_pickled_weights
 
 
 def load_causal_lm(path: Path, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
@@ -38,6 +39,9 @@ def load_causal_lm(path: Path, dtype: torch.dtype, device: torch.device | str) -
     except (StrictDataclassError, *BROKEN_FILE) as error:
         said = " ".join(str(error).split()).partition(". ")[0]
         raise UserError(f"model '{path}': config.json or '{file.name}' cannot be read: {type(error).__name__}: {said}") from None
+    except (AttributeError, TypeError):
+        check_pickled_weights(path)  # what transformers says of them helps nobody
+        raise
     for name, in_file, expected in sorted(report["mismatched_keys"]):
         raise UserError(f"model '{path}': {name} has shape {list(in_file)}; allowed: {list(expected)}, by config.json")
     for kind, names in (("missing", report["missing_keys"]), ("unknown", report["unexpected_keys"])):

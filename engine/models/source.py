@@ -12,7 +12,14 @@ from typing import Literal
 
 from engine.errors import UserError, unknown_name
 from engine.models.eagle3_config import check_fits_target, read_eagle3_config
-from engine.models.folder import TARGET_SIZES, check_target_config, check_target_folder, read_config
+from engine.models.folder import (
+    TARGET_SIZES,
+    check_max_model_len,
+    check_target_config,
+    check_target_folder,
+    find_length_limit,
+    read_config,
+)
 from engine.models.gguf import check_gguf, convert_gguf
 from engine.models.hub import HubModel, fetch_config, fetch_model, is_repository
 from engine.models.presets import PRESETS, Preset
@@ -53,22 +60,23 @@ class ResolvedDraft:
     name: str
 
 
-def check_target(target: str, revision: str | None = None) -> Preset | None:
+def check_target(target: str, revision: str | None = None, max_model_len: int | None = None) -> Preset | None:
     """The preset that `target` names, or None; nothing is converted, and of a repository only config.json is fetched.
 
     target: a preset's name, a folder with config.json, weights and tokenizer, a GGUF file, or the id of a Hugging Face repository.
     revision: of the repository; with a preset it is used in place of the installed package.
+    max_model_len: tokens that texts are to have at most, which the model must allow; None: as many as it allows.
     Raises UserError with the value, the nearest name and what is allowed.
     """
     preset, place = _find_target(target, revision)
-    _check_model(place)
+    _check_model(place, max_model_len)
     return preset
 
 
-def resolve_target(target: str, revision: str | None = None) -> ResolvedTarget:
+def resolve_target(target: str, revision: str | None = None, max_model_len: int | None = None) -> ResolvedTarget:
     """The folder of `target`, converted or downloaded if it has to be; arguments and errors as `check_target`."""
     preset, place = _find_target(target, revision)
-    folder = _fetch(_check_model(place))
+    folder = _fetch(_check_model(place, max_model_len))
     check_target_folder(folder)
     name = target if preset is not None or isinstance(place, HubModel) else str(place.resolve())
     return ResolvedTarget(folder, preset, name, folder.name if isinstance(place, HubModel) else None)
@@ -112,6 +120,16 @@ def check_draft(draft: str, preset: Preset | None, method: str, target: str | No
             _check_fits(kind, place, Path(target).expanduser())
     else:
         check_gguf(place)
+
+
+def locate_target(target: str, revision: str | None = None) -> tuple[Preset | None, Place]:
+    """The preset that `target` names, and where its files lie, unchecked and as they are: a GGUF file is not converted."""
+    return _find_target(target, revision)
+
+
+def locate_draft(draft: str, preset: Preset | None) -> Place:
+    """Where the files of a draft lie, as `locate_target`; for any but "ngram". Raises UserError for an unknown name."""
+    return _find_draft(draft, preset)
 
 
 def resolve_topology(topology: str, preset: Preset | None) -> Path:
@@ -169,16 +187,20 @@ def _find_model(field: str, name: str, revision: str | None, allowed: list[str])
     raise UserError(unknown_name(field, name, allowed))
 
 
-def _check_model(place: Place) -> Place:
+def _check_model(place: Place, max_model_len: int | None) -> Place:
     """The place, of a repository at the commit that was found."""
     if isinstance(place, HubModel):
         folder = fetch_config(place)
-        check_target_config(read_config(folder), folder)
-        return replace(place, revision=folder.name)
-    if place.is_dir():
+        config = read_config(folder)
+        check_target_config(config, folder)
+        place = replace(place, revision=folder.name)
+    elif place.is_dir():
         check_target_folder(place)
+        config = read_config(place)
     else:
-        check_gguf(place)
+        config = check_gguf(place)
+    if max_model_len is not None:
+        check_max_model_len(max_model_len, find_length_limit(config))
     return place
 
 

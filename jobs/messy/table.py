@@ -2,13 +2,15 @@
 
     python -m jobs.messy.table ../shared/data/messy
 
-Files of long documents (--long) are run once with input.truncate=error and once with left. The table is printed as Markdown, and written
-with a message of each kind to jobs/results/messy.json.
+Files of long documents (--long) are run once with input.truncate=error and once with left, a file whose records lie in a column is run
+once with paths into it, and one that is refused for its repeated ids once with input.id=null. The table is printed as Markdown, and written
+with a message of each kind to jobs/results/messy.json; --only runs some files and leaves the others' rows there as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -17,10 +19,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from jobs.evidence import write_result
+from jobs.evidence import RESULTS, write_result
 
 _JOB = Path(__file__).with_name("messy.yaml")
 _LONGEST = 3
+_NESTED = "record"  # a column that holds whole records
 
 
 def main() -> None:
@@ -29,24 +32,34 @@ def main() -> None:
     parser.add_argument("--long", nargs="*", default=["long_documents.jsonl.gz"], help="names of files with long documents")
     parser.add_argument("--out", type=Path, default=Path("out/messy"))
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="passed to rheo run")
+    parser.add_argument("--only", nargs="*", help="names of files")
     args = parser.parse_args()
-    runs = []
+    result = RESULTS / "messy.json"
+    runs = json.loads(result.read_text())["runs"] if args.only and result.exists() else []
     for file in sorted(args.folder.iterdir()):
-        for truncate in ("error", "left") if file.name in args.long else ("error",):
-            run = _run(file, truncate, args.out / f"{file.name}-{truncate}", args.override)
-            print(f"| {file.name} | {truncate} | {run['exit_code']} | {run['ok']} | {_show(run)} |", flush=True)
+        if args.only and file.name not in args.only:
+            continue
+        runs = [run for run in runs if run["file"] != file.name]
+        ways = [[], *([["input.truncate=left"]] if file.name in args.long else [])]
+        for way in ways:  # grows
+            run = _run(file, way, args.out / f"{file.name}-{len(ways)}", args.override)
+            print(f"| {file.name} | {' '.join(way)} | {run['exit_code']} | {run['ok']} | {_show(run)} |", flush=True)
             runs.append(run)
-    write_result("messy", {"runs": runs})
+            if not way and run["refused"] and "repeated ids" in run["refused"]:
+                ways.append(["input.id=null"])
+            if not way and run["refused"] and f", {_NESTED})" in run["refused"]:
+                ways.append([f"input.{name}={_NESTED}.{name}" for name in ("id", "prompt", "messages")])
+    write_result("messy", {"runs": sorted(runs, key=lambda run: (run["file"], run["options"]))})
 
 
-def _run(file: Path, truncate: str, out: Path, overrides: Sequence[str]) -> dict:
-    options = [f"input.path={file}", f"output.path={out}", f"input.truncate={truncate}"]
+def _run(file: Path, way: Sequence[str], out: Path, overrides: Sequence[str]) -> dict:
+    options = [f"input.path={file}", f"output.path={out}", *way]
     if _format_of(file) is not None:
         options.append(f"input.format={_format_of(file)}")
     command = [str(Path(sys.executable).parent / "rheo"), "run", str(_JOB), *options, *overrides]
     done = subprocess.run(command, capture_output=True, text=True)
     said = [line.removeprefix("rheo: ") for line in done.stderr.splitlines() if line.startswith("rheo: ")]
-    run = {"file": file.name, "truncate": truncate, "exit_code": done.returncode, "ok": 0, "errors": {}, "refused": None}
+    run = {"file": file.name, "options": list(way), "exit_code": done.returncode, "ok": 0, "errors": {}, "refused": None}
     if done.returncode == 2:
         return {**run, "refused": said[-1] if said else done.stderr.strip()}
     if done.returncode not in (0, 3, 4):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -35,20 +37,26 @@ def root_logits(engine: Engine, rows: list[Row]) -> Tensor:
         return engine.decoder.drafter._model.begin(rows).logits_BU
 
 
-def dense_logits(tiny: Tiny, tokens: list[int], shift: int = 0) -> Tensor:
-    """The same from transformers' hidden states (those entering layers 2, L//2 and L-3) and one causal pass of the head."""
+def dense_logits(tiny: Tiny, tokens: list[int], shift: int = 0, path: Sequence[int] = ()) -> Tensor:
+    """The same from transformers' hidden states (those entering layers 2, L//2 and L-3) and causal passes of the head.
+
+    path: draft ids of a node behind the text; each has the feature that the head gave after the token before it.
+    """
     num_layers = tiny.reference.config.num_hidden_layers
     with torch.inference_mode():
         hidden = tiny.reference(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
         features = torch.cat([hidden[layer + shift][0] for layer in (2, num_layers // 2, num_layers - 3)], -1)
-        positions = torch.arange(len(tokens) - 1)
 
         def attend(query_NAD: Tensor, key_NGD: Tensor, value_NGD: Tensor) -> Tensor:
             parts = (part.transpose(0, 1) for part in (query_NAD, key_NGD, value_NGD))
             return torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True).transpose(0, 1)
 
-        g = tiny.head(torch.tensor(tokens[1:]), tiny.head.fuse(features), positions, attend)
-        return tiny.head.logits(g)[-1]
+        tokens, feature_NH = tokens[1:], tiny.head.fuse(features)
+        for draft_id in [*path, None]:
+            g_NH = tiny.head(torch.tensor(tokens), feature_NH, torch.arange(len(tokens)), attend)
+            if draft_id is not None:
+                tokens, feature_NH = [*tokens, int(tiny.head.d2t[draft_id])], torch.cat([feature_NH, g_NH[-1:]])
+        return tiny.head.logits(g_NH)[-1]
 
 
 @pytest.mark.parametrize("method", ["rheo", "coupled", "chain"])
@@ -73,6 +81,25 @@ def test_draft_logits_equal_the_dense_reading(tiny, num_cycles):
         torch.testing.assert_close(logits_V, dense_logits(tiny, row.tokens), **CLOSE)
         off_by_one = (logits_V - dense_logits(tiny, row.tokens, shift=1)).abs().max()
         assert off_by_one > 0.1, "features one layer further must be told apart"
+
+
+def test_each_node_of_a_tree_knows_its_path_and_nothing_else(narrow):
+    """Parents that are neither in order nor all different, and a draft whose ids are not the target's."""
+    engine, rows = run_cycles(narrow, 3)
+    num_ids = len(narrow.head.d2t)
+    generator = torch.Generator().manual_seed(0)
+    paths: list[list[tuple[int, ...]]] = [[()] for _ in rows]
+    with torch.inference_mode():
+        start = engine.decoder.drafter._model.begin(rows)
+        for width in (4, 3, 4):
+            parent_BF = torch.stack([torch.randint(len(paths[0]), (width,), generator=generator) for _ in rows])
+            id_BF = torch.stack([torch.randperm(num_ids, generator=generator)[:width] for _ in rows])
+            logits_BFU = start.expand(id_BF, parent_BF)
+            grown = zip(paths, parent_BF.tolist(), id_BF.tolist(), strict=True)
+            paths = [[(*of_row[p], i) for p, i in zip(parents, ids, strict=True)] for of_row, parents, ids in grown]
+            for row, of_row, logits_FU in zip(rows, paths, logits_BFU, strict=True):
+                for path, logits_U in zip(of_row, logits_FU, strict=True):
+                    torch.testing.assert_close(logits_U, dense_logits(narrow, row.tokens, path=path), **CLOSE)
 
 
 def test_a_row_that_moves_takes_its_draft_along(tiny):

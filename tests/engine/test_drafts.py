@@ -93,6 +93,27 @@ def test_after_any_cycle_the_draft_knows_the_text_and_nothing_else(tiny, draft_f
             torch.testing.assert_close(logits_U, reference(torch.tensor([row.tokens])).logits[0, -1], rtol=1e-3, atol=1e-4)
 
 
+def test_each_node_of_a_tree_knows_its_path_and_nothing_else(tiny, draft_folders):
+    engine = make_engine(tiny, draft_folders, "other", "topk")
+    reference = LlamaForCausalLM.from_pretrained(draft_folders["other"], dtype=torch.float32).eval()
+    for index, prompt in enumerate(repeating_prompts()):
+        engine.submit(Request(id=str(index), token_ids=prompt, params=SamplingParams(max_tokens=50, ignore_eos=True)))
+    engine.step()
+    rows = engine.running
+    parents = [[0, 0, 0], [2, 1, 2], [1, 1, 0]]
+    tokens = [[5, 6, 7], [8, 5, 9], [5, 6, 6]]
+    paths: list[tuple[int, ...]] = [()]
+    with torch.inference_mode():
+        start = engine.decoder.drafter._model.begin(rows)
+        for parent_F, token_F in zip(parents, tokens, strict=True):
+            logits_BFU = start.expand(torch.tensor([token_F] * len(rows)), torch.tensor([parent_F] * len(rows)))
+            paths = [(*paths[parent], token) for parent, token in zip(parent_F, token_F, strict=True)]
+            for row, logits_FU in zip(rows, logits_BFU, strict=True):
+                for path, logits_U in zip(paths, logits_FU, strict=True):
+                    expected_U = reference(torch.tensor([[*row.tokens, *path]])).logits[0, -1]
+                    torch.testing.assert_close(logits_U, expected_U, rtol=1e-3, atol=1e-4)
+
+
 def looked_up(text: list[int], path: Sequence[int] = ()) -> dict[int, float]:
     """q of a text and a path behind it, counted place by place in the text."""
     weights: dict[int, float] = defaultdict(float)

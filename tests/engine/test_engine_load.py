@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine import Engine, Request, SamplingParams, Speculation, UserError, Verification
+from engine import engine as engine_module
 from tests.engine.tiny_engines import VOCAB
 from tests.tiny_models import tiny_eagle3
 
@@ -68,13 +69,27 @@ def test_tree_size_and_depth_have_defaults(tiny):
         ({"max_model_len": 513}, ["model.max_model_len=513", "512"]),
         ({"reproducible": True, "dtype": "bfloat16"}, ["engine.reproducible=true", "bfloat16", "float32"]),
         ({"draft": "auto"}, ["model.draft='auto'", "method=off"]),
+        ({"kv_cache_gib": float("inf")}, ["engine.kv_cache_gib=inf", "a finite number > 0"]),
+        ({"kv_cache_gib": float("nan")}, ["engine.kv_cache_gib=nan"]),
+        ({"device": None}, ["model.device 'None'", "cpu"]),
+        ({"device": "cpu:\u00b2"}, ["model.device 'cpu:\u00b2'"]),
+        ({"dtype": None}, ["model.dtype 'None'", "float32"]),
+        ({"dtype": ["float32"]}, ["model.dtype '['float32']'", "float32"]),
+        ({"attention": None}, ["model.attention 'None'", "sdpa"]),
+        ({"attention": []}, ["model.attention '[]'", "sdpa"]),
+        ({"speculation": "rheo"}, ["speculation='rheo'", "a Speculation, or None"]),
+        ({"speculation": Speculation(method=[])}, ["speculation.method '[]'"]),
+        ({"speculation": Speculation(verification="lossless")}, ["speculation.verification='lossless'", "Verification(rule, order)"]),
+        ({"speculation": Speculation(method="static", topology=None)}, ["speculation.topology=None", "auto, or a path"]),
         ({"draft": "/nowhere"}, ["/nowhere"]),
         ({"target": "/nowhere"}, ["/nowhere"]),
         ({"target": "smollm2-135m-instuct"}, ["did you mean 'smollm2-135m-instruct'?"]),
     ],
     ids=str,
 )
-def test_load_refuses_by_name(tiny, options, words):
+def test_load_refuses_by_name(tiny, options, words, monkeypatch):
+    """And before anything is loaded."""
+    monkeypatch.setattr(engine_module, "load_causal_lm", lambda *_: pytest.fail("a model was loaded first"))
     options = {"target": tiny.target_folder, "draft": tiny.draft_folder, "dtype": "float32", **options}
     with pytest.raises(UserError) as caught:
         Engine.load(options.pop("target"), options.pop("draft"), **options)
@@ -89,9 +104,23 @@ def test_cuda_is_refused_where_there_is_none(tiny):
         Engine.load(tiny.target_folder, tiny.draft_folder, device="cuda")
 
 
-def test_m_does_not_matter_to_other_methods(tiny):
-    for method in ("topk", "coupled", "chain", "off"):
-        Speculation(method=method, m=9, top_k=4).check()
+@pytest.mark.parametrize("method", ["topk", "coupled", "chain", "static", "off"])
+def test_options_without_effect_are_refused(method):
+    Speculation(method=method, m=1, draft_top=128, top_k=1).check()
+    with pytest.raises(UserError, match=rf"speculation\.m=2; allowed: 1 \(not set\) with method={method}"):
+        Speculation(method=method, m=2).check()
+    if method in ("chain", "static"):
+        Speculation(method=method, draft_top=64).check()
+        return
+    with pytest.raises(UserError, match=rf"speculation\.draft_top=64; allowed: 128 \(not set\) with method={method}"):
+        Speculation(method=method, draft_top=64).check()
+
+
+def test_options_that_say_what_is_so_are_taken():
+    """LAW.md 2.3: a chain has no leads, and these two take the whole of the draft's vocabulary."""
+    Speculation(method="chain", m=0).check()
+    for method in ("topk", "coupled"):
+        Speculation(method=method, draft_top=0).check()
 
 
 def test_a_draft_for_another_target_is_refused(tiny, tmp_path):
@@ -111,6 +140,42 @@ def test_every_eos_of_the_generation_config_ends_a_row(tiny, tmp_path):
     engine = Engine.load(folder, dtype="float32", speculation=Speculation(method="off"))
     (result,) = engine.generate([Request(token_ids=[5, 6, 7], params=SamplingParams(temperature=0.0, max_tokens=14))])
     assert result.token_ids == greedy[: greedy.index(greedy[3]) + 1]
+
+
+def edit(path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("eos", [-1, VOCAB, [2, VOCAB], [True], "2", 2.5])
+def test_an_eos_outside_the_vocabulary(tiny, tmp_path, name, eos, monkeypatch):
+    folder = shutil.copytree(tiny.target_folder, tmp_path / "target")
+    edit(folder / name, eos_token_id=eos)
+    monkeypatch.setattr(engine_module, "load_causal_lm", lambda *_: pytest.fail("a model was loaded first"))
+    with pytest.raises(UserError) as caught:
+        Engine.load(folder, dtype="float32", speculation=Speculation(method="off"))
+    assert f"{name} has eos_token_id={eos!r}; allowed: token ids from 0 to {VOCAB - 1}" in str(caught.value)
+
+
+@pytest.mark.parametrize("eos", [-1, VOCAB])
+def test_an_eos_given_from_outside_the_vocabulary(tiny, eos):
+    with pytest.raises(UserError, match=rf"eos_token_id=\[2, {eos}\]; allowed: token ids from 0 to {VOCAB - 1}"):
+        tiny.engine("rheo", eos_token_ids=[2, eos])
+
+
+def test_the_tokenizers_eos_where_the_model_names_none(tiny, tmp_path):
+    """Where the model names one, that one alone counts, as in transformers' generate."""
+    greedy = tiny.greedy([5, 6, 7], 14)
+    eos = greedy[3]
+    for model_eos, expected in ((None, greedy[: greedy.index(eos) + 1]), (2, greedy)):
+        folder = shutil.copytree(tiny.target_folder, tmp_path / f"target {model_eos}")
+        for name in ("config.json", "generation_config.json"):
+            edit(folder / name, eos_token_id=model_eos)
+        edit(folder / "tokenizer_config.json", eos_token=f"w{eos}")
+        engine = Engine.load(folder, dtype="float32", speculation=Speculation(method="off"))
+        assert engine.tokenizer.eos_token_id == eos
+        (result,) = engine.generate([Request(token_ids=[5, 6, 7], params=SamplingParams(temperature=0.0, max_tokens=14))])
+        assert result.token_ids == expected
 
 
 def test_several_eos_in_the_config(tiny):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
-from engine import Engine, EngineError, Request, SamplingParams
+from engine import Engine, EngineError, Request, SamplingParams, Speculation
 from engine import engine as engine_module
+from engine import options as options_module
 from engine.kv_cache import KVCache
 from tests.engine.tiny_engines import run
 
@@ -37,6 +40,19 @@ def test_the_drafts_cache_counts(tiny):
         caches = [engine.decoder.cache, *engine.decoder.drafter.caches]
         assert len(caches) == 2
         assert sum(cache.key.nbytes + cache.value.nbytes for cache in caches) <= num_places * engine.decoder.bytes_per_token
+
+
+def test_the_limit_is_what_is_available(tiny, monkeypatch):
+    """Of memory that the file cache holds too: it is given back when it is needed."""
+    monkeypatch.setattr(options_module, "available_bytes", lambda: 200 * 2**20)
+    engine = Engine.load(tiny.target_folder, dtype="float32", speculation=Speculation(method="off"))
+    assert engine._max_places == 100 * 2**20 // engine.decoder.bytes_per_token
+
+
+@pytest.mark.parametrize("gib, said", [(64 / 1024**2, r"needs 0\.\d\d MiB; allowed: 0\.06 MiB")])
+def test_small_caches_are_told_in_mib(tiny, gib, said):
+    (result,) = tiny.engine("off", kv_cache_gib=gib).generate([Request(token_ids=[5] * 100, params=PARAMS)])
+    assert result.error.type == "out_of_memory" and re.search(said, result.error.message)
 
 
 def _no_room(*_, **__):

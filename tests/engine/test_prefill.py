@@ -71,6 +71,19 @@ def test_the_draft_of_a_chunked_prompt_knows_all_of_it(tiny):
     torch.testing.assert_close(logits_U, dense_logits(tiny, row.tokens), rtol=1e-3, atol=1e-4)
 
 
+def test_no_token_is_drawn_before_the_prompts_end(tiny, monkeypatch):
+    """A chunk that ends one token before it: the output head does not run, and no key of the first token is asked."""
+    engine = chunked(tiny.engine("rheo"), 7)
+    places = []
+    logits = tiny.target.logits
+    monkeypatch.setattr(tiny.target, "logits", lambda hidden_BH: (places.append(len(hidden_BH)), logits(hidden_BH))[1])
+    engine.submit(Request(token_ids=[5] * 8, params=SamplingParams(max_tokens=2, ignore_eos=True)))
+    engine.step()
+    assert engine.running[0].num_cached == 7 and sum(places) == 0
+    engine.step()
+    assert sum(places) == 1
+
+
 def test_the_first_that_came_reads_first(tiny):
     engine = chunked(tiny.engine("off", max_batch=8), 50)
     for n, length in enumerate([24, 24, 24, 90]):

@@ -132,6 +132,17 @@ def test_a_stop_string_after_a_long_text(tokenizer):
     assert final_text(row, tokenizer) == "n" * 300
 
 
+def test_a_stop_string_across_tokens_without_text(tokenizer):
+    """However many: special tokens under ignore_eos, and ids that only the model's padding has."""
+    for hidden in ([EOS] * 40, [EOS, CLOCK_SIZE + 5] * 300):
+        row = make_row(SamplingParams(stop=["ab"], ignore_eos=True, max_tokens=1000), [C, A, *hidden])
+        cut = cut_tokens(row, [EOS, B, C], 2, tokenizer)
+        assert cut == Cut(kept=[EOS, B], accepted=2, finish_reason="stop")
+        row.tokens += cut.kept
+        row.finish_reason = "stop"
+        assert final_text(row, tokenizer) == "c"
+
+
 #: a text without a token twice; an end can be put anywhere in it
 TEXT = [A, B, THE, C, DOT, AB, HA, N, END, SPACE_HA]
 

@@ -16,12 +16,26 @@ NUMBERS = " ".join(str(number) for number in range(400))
 def test_a_prompt_that_fits_is_not_cut():
     tokenizer = llama3()
     full = prepare(tokenizer, prompt=NUMBERS)
+    length = len(full.tokens)
     for side in ("error", "left", "right"):
-        row = prepare(tokenizer, prompt=NUMBERS, truncate=side, max_model_len=len(full.tokens) + 1, max_tokens=100)
+        row = prepare(tokenizer, prompt=NUMBERS, truncate=side, max_model_len=length + 100, max_tokens=100)
+        assert (row.tokens, row.max_tokens) == (full.tokens, 100)
+        # max_tokens would fill the model alone, so that no cut makes room for them
+        row = prepare(tokenizer, prompt=NUMBERS, truncate=side, max_model_len=length + 1, max_tokens=length + 1)
         assert (row.tokens, row.max_tokens) == (full.tokens, 1)
+    row = prepare(tokenizer, prompt=NUMBERS, max_model_len=length + 1, max_tokens=100)
+    assert (row.tokens, row.max_tokens) == (full.tokens, 1)
     error = refusal(tokenizer, prompt=NUMBERS, max_model_len=len(full.tokens))
     assert error.type == "prompt_too_long"
     assert error.message == f"the prompt has {len(full.tokens)} tokens; allowed: {len(full.tokens) - 1} (max_model_len - 1)"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_every_prompt_is_cut_that_leaves_too_little_room(side):
+    """No step at max_model_len: a prompt that just fits the model gets as much room as one that does not."""
+    for length, kept in ((47, 47), (48, 48), (49, 48), (63, 48), (64, 48), (65, 48), (500, 48)):
+        row = prepare(qwen3(), token_ids=[5] * length, truncate=side, max_model_len=64, max_tokens=16)
+        assert (len(row.tokens), row.max_tokens) == (kept, 16)
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", [16, 17, 18]), ("right", [10, 11, 12])])

@@ -11,7 +11,9 @@ import pytest
 from engine.params import SamplingParams
 from pipeline.columns import Columns
 from pipeline.config import InputSection, JobConfig, load_config
+from pipeline.files import find_files
 from pipeline.sources import read_chunk, scan_input
+from tests.s3 import s3_bucket, s3_credentials, s3_server  # noqa: F401, fixtures
 
 
 def write_jsonl(path: Path, records: list) -> Path:
@@ -31,7 +33,7 @@ def read_input(path, num_samples=1, format="auto", **section):
     """The plan, and the rows that its chunks give, without Ray."""
     path = [str(entry) for entry in path] if isinstance(path, list) else str(path)
     columns = Columns(InputSection(path=path, **section), SamplingParams(), num_samples)
-    plan = scan_input(path, format, columns)
+    plan = scan_input(find_files(path, format)[0], columns)
     rows = [row for chunk in plan.chunks for table in read_chunk(chunk, columns) for row in table.to_pylist()]
     assert len(rows) == plan.num_rows
     assert sorted({row["row_index"] for row in rows}) == list(range(plan.num_records))
@@ -52,7 +54,7 @@ def make_config(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def ray_session():
+def ray_session(s3_credentials):  # noqa: F811
     import ray
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

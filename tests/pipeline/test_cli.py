@@ -138,7 +138,7 @@ def test_check_refuses_what_run_refuses(job, tmp_path, capsys, ray_session):
         assert "differs in sampling.temperature" in capsys.readouterr().err
     (tmp_path / "out" / "run.json").write_text("{}")
     assert call_rheo("report", tmp_path / "out") == 2
-    assert "is not of a run of rheo" in capsys.readouterr().err
+    assert "is not of a run of this rheo" in capsys.readouterr().err
 
 
 def test_check_sees_a_head_that_was_made_for_another_target(job, tmp_path, capsys):
@@ -180,4 +180,23 @@ def test_a_signal_keeps_the_finished_rows(job, tmp_path, number, to_group, code)
     assert f"interrupted, {len(rows)} of 2000 rows" in out
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (run["status"], run["exit_code"], run["counts"]["rows"]) == ("interrupted", code, len(rows))
-    assert call_rheo("run", path, "engine.max_batch=4") == 2  # until resuming is built
+    assert call_rheo("run", path, "engine.max_batch=500") == 0
+    assert [row["row_index"] for row in read_rows(tmp_path / "out")] == list(range(2000))
+
+
+def test_export_writes_lines_for_other_programs(job, tmp_path, ray_session):
+    path = job([{"prompt": f"é {i}", "topic": {"n": i}} for i in range(300)] + ["{"])
+    assert call_rheo("run", path, "sampling.logprobs=true") == 3
+    done = run_rheo("export", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {row["row_index"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert len(rows) == 301
+    assert rows[7]["meta"] == {"topic": {"n": 7}}
+    assert rows[7]["prompt"] == "<|user|>\né 7\n<|assistant|>\n"
+    assert rows[300]["error_type"] == "bad_record"
+    command = f"{' '.join(map(str, RHEO))} export {tmp_path / 'out'} | head -n 2"
+    piped = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (len(piped.stdout.splitlines()), piped.stderr) == (2, "")
+    refused = run_rheo("export", tmp_path / "out", "--format", "json")
+    assert (refused.returncode, refused.stderr) == (2, "rheo: unknown --format 'json'; did you mean 'jsonl'? (allowed: jsonl)\n")
+    assert run_rheo("export", tmp_path).returncode == 2

@@ -88,7 +88,7 @@ def test_an_empty_section_is_a_section_of_defaults(load):
         ("sampling=3", "sampling=3; allowed: a map"),
         ("sampling.n", "allowed: key=value"),
         ("input.system='${nowhere}'", "nowhere"),
-        ("job.name=[1", "cannot be read"),
+        ("sampling.stop=[1", "is not valid YAML"),
     ],
 )
 def test_what_is_no_option_is_refused_with_what_is(load, override, message):
@@ -114,11 +114,17 @@ def test_a_missing_file_names_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("input.max_errors=3", "not built yet"),
-        ("input.grow=true", "input.grow=true is not built yet; allowed: false"),
-        ("input.storage_options={key: secret}", "not built yet"),
-        ("output.retry_errors=true", "not built yet"),
-        ("output.path=s3://bucket/x", "not built yet"),
+        ("input.max_errors=-1", "input.max_errors=-1; allowed: a number of rows, a share of them below 1, or null"),
+        ("input.max_errors=1.5", "input.max_errors=1.5; allowed"),
+        ("input.max_errors=many", "input.max_errors='many'; allowed"),
+        ("input.storage_options={key: secret}", "input.storage_options.key: credentials do not belong into a job file"),
+        ("output.storage_options={url: x}", "output.storage_options.url is unknown; allowed: endpoint_url, "),
+        (
+            "output.path=gs://bucket/x",
+            "output.path='gs://bucket/x' is on a store that is not built yet; allowed: a local path, s3://bucket/name",
+        ),
+        ("output.path=s3://", "output.path: no bucket"),
+        ("output.path='s3://me:secret@bucket/x'", "output.path: no bucket, or credentials"),
         ("ray.gpus_per_worker=0.5", "not built yet"),
         ("model.attention=flash", "not built yet"),
         ("speculation.budget=auto", "not built yet"),
@@ -129,7 +135,7 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         ("input.path=[]", r"input.path=\[\]; allowed: a path, or a list of paths"),
         ("input.path=[a, 5]", "allowed: a path, or a list of paths"),
         ("input.path=[a, '']", "input.path is empty"),
-        ("input.path=[a, 's3://b/c']", "input.path='s3://b/c': object stores are not built yet"),
+        ("input.path=[a, 'http://b/c']", "input.path='http://b/c' is on a store that is not built yet"),
         ("input.template='{{ a'", "input.template, line 1: unexpected end of template"),
         ("input.template='{a}'", "input.template='{a}' reads no column"),
         ("input.chat=maybe", "allowed: auto, true, false"),
@@ -199,3 +205,14 @@ def test_the_input_may_be_a_list(load):
     for config in (load(text=text), load("input.path=[a.jsonl,b/*.csv]")):
         check_config(config)
         assert config.input.path == ["a.jsonl", "b/*.csv"]
+
+
+def test_text_on_the_command_line_needs_no_quotes(load):
+    config = load("input.template=Summarise this: {{ prompt }}", "input.system=be: brief", "input.system=- [x")
+    assert config.input.template == "Summarise this: {{ prompt }}"
+    assert config.input.system == "- [x"
+    assert load("input.template={{ prompt }}").input.template == load("input.template='{{ prompt }}'").input.template == "{{ prompt }}"
+    assert load("job.name=1e3").job.name == "1e3"
+    assert load("input.system=null").input.system is None
+    with pytest.raises(UserError, match=r"override 'sampling.stop=\[a: b: c' .*allowed: quotes around text"):
+        load("sampling.stop=[a: b: c")

@@ -6,18 +6,24 @@ import pytest
 
 from engine.errors import RowError, UserError
 from pipeline import csvfile
+from pipeline.input_file import InputFile
 
 
 def read(tmp_path, text: str | bytes, name="in.csv"):
     """(line, record) of each record; each must be found again from its own place."""
     path = tmp_path / name
+    file = input_file(tmp_path, name)
     content = text if isinstance(text, bytes) else text.encode()
-    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    found = list(csvfile.read_records(str(path)))
+    path.write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
+    found = list(csvfile.read_records(file))
     for index, (number, offset, _) in enumerate(found):
         if not name.endswith(".gz"):
-            assert show(csvfile.read_records(str(path), offset=offset, first=number)) == show(found[index:])
+            assert show(csvfile.read_records(file, offset=offset, first=number)) == show(found[index:])
     return show(found)
+
+
+def input_file(tmp_path, name="in.csv") -> InputFile:
+    return InputFile(str(tmp_path / name), name, "csv")
 
 
 def show(found) -> list[tuple[int, dict | str]]:
@@ -30,7 +36,7 @@ def test_values_are_text_and_records_go_over_lines(tmp_path):
     records.append((6, {"id": "03", "prompt": "1.50", "note": "é"}))
     assert read(tmp_path, text) == records
     assert read(tmp_path, text, "in.csv.gz") == records
-    assert csvfile.read_columns(str(tmp_path / "in.csv")) == ["id", "prompt", "note"]
+    assert csvfile.read_columns(input_file(tmp_path)) == ["id", "prompt", "note"]
 
 
 def test_a_quote_inside_a_field_is_a_character(tmp_path):
@@ -74,7 +80,7 @@ def test_big_fields(tmp_path, monkeypatch):
 def test_a_file_that_is_cut_short_gives_its_whole_records_and_says_so(tmp_path, body):
     packed = gzip.compress(b"id,prompt\n" + body.encode())
     (tmp_path / "in.csv.gz").write_bytes(packed[:-8])
-    *records, (number, message) = show(csvfile.read_records(str(tmp_path / "in.csv.gz")))
+    *records, (number, message) = show(csvfile.read_records(input_file(tmp_path, "in.csv.gz")))
     assert records == [(2, {"id": "1", "prompt": "a"}), (3, {"id": "2", "prompt": "b"})]
     assert number == 4
     assert message.startswith("the file is cut short")
@@ -83,7 +89,7 @@ def test_a_file_that_is_cut_short_gives_its_whole_records_and_says_so(tmp_path, 
 @pytest.mark.parametrize("text", ["", "\n\r\n", "\ufeff"])
 def test_a_file_without_rows_has_no_columns(tmp_path, text):
     assert read(tmp_path, text) == []
-    assert csvfile.read_columns(str(tmp_path / "in.csv")) is None
+    assert csvfile.read_columns(input_file(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_listed_is_refused(tree, monkeypatch, path):
         ("nope.jsonl", "auto", "'nope.jsonl' matches no file"),
         ("nope*", "auto", r"'nope\*' matches no file"),
         (["a.jsonl", "nope"], "auto", "'nope' matches no file"),
-        ("README.md", "auto", r"holds no input file; allowed: names that end in .jsonl, .jsonl.gz.*found: README.md"),
+        ("README.md", "auto", r"has no known suffix; allowed: .jsonl, .jsonl.gz.*or input.format=jsonl or parquet"),
         (["a.jsonl", "sub"], "jsonl", "'sub' holds no input file; allowed: names that end in .jsonl, .*found: c.txt.gz, d.parquet"),
         ("a.jsonl/x", "auto", "matches no file"),
     ],
@@ -119,3 +119,17 @@ def test_an_entry_without_files_is_refused(tree, path, format, message):
 def test_names_that_are_no_text_can_be_shown(tree):
     os.rename(b"a.jsonl", b"a\xff.jsonl")
     assert names("*.jsonl") == ["a\ufffd.jsonl"]
+
+
+def test_a_link_beside_its_file_is_read_once(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "b.jsonl").write_text("{}")
+    (tmp_path / "elsewhere.jsonl").write_text("{}")
+    for name, target in (("a.jsonl", "b.jsonl"), ("c.jsonl", "../elsewhere.jsonl"), ("d.jsonl", "../elsewhere.jsonl")):
+        (folder / name).symlink_to(target)
+    files, ignored = find_files(str(folder), "auto")
+    assert [file.name for file in files] == ["b.jsonl", "c.jsonl"]
+    assert ignored == ["a.jsonl", "d.jsonl"]
+    files, _ = find_files([str(folder / "a.jsonl"), str(folder / "b.jsonl")], "auto")
+    assert [file.name for file in files] == ["b.jsonl"]

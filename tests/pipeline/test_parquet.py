@@ -1,12 +1,14 @@
 """Parquet as people have it: nulls, odd types, empty row groups, damaged pages."""
 
 import json
+import tracemalloc
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import UserError
+from pipeline.input_file import InputFile
 from pipeline.parquet import read_records
 from tests.pipeline.conftest import read_input as read
 
@@ -68,9 +70,10 @@ def test_empty_row_groups_are_passed_over(tmp_path):
 
 def test_a_row_group_is_read_in_pieces(tmp_path):
     path = write(tmp_path, pa.table({"prompt": [f"{i} " + "x" * 1000 for i in range(20_000)]}), use_dictionary=False, compression=None)
+    file = InputFile(str(path), path.name, "parquet")
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
-    peak = max(pool.bytes_allocated() for _ in zip(range(5000), read_records(path), strict=False))
+    peak = max(pool.bytes_allocated() for _ in zip(range(5000), read_records(file), strict=False))
     assert peak - before < path.stat().st_size / 2
 
 
@@ -103,3 +106,25 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"in.parquet' is not readable Parquet"):
         read(path)
+
+
+def test_a_time_zone_that_is_unknown_costs_rows_not_the_file(tmp_path):
+    for unit in ("us", "ns"):
+        times = pa.array([1, None], pa.timestamp(unit, "Foo/Bar"))
+        _, rows = read(write(tmp_path, pa.table({"prompt": ["a", "b"], "at": times})))
+        assert [row["error_type"] for row in rows] == ["bad_record", None], unit
+        assert "at cannot be read" in rows[0]["error_message"]
+
+
+def test_a_duration_is_told_with_its_unit(tmp_path):
+    _, rows = read(write(tmp_path, pa.table({"prompt": ["a"], "took": pa.array([1_500_000_000], pa.duration("ns"))})))
+    assert json.loads(rows[0]["meta"]) == {"took": "1500000000 ns"}
+
+
+def test_wide_rows_are_read_a_few_at_a_time(tmp_path):
+    path = write(tmp_path, pa.table({"prompt": [f"{i}" for i in range(60)], "image": [bytes([i]) * (1 << 20) for i in range(60)]}))
+    tracemalloc.start()
+    assert sum(1 for _ in read_records(InputFile(str(path), path.name, "parquet"))) == 60
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 24 << 20  # 60 MiB in all

@@ -1,6 +1,7 @@
 import datetime
 import decimal
 import json
+import uuid
 
 import pytest
 
@@ -16,7 +17,8 @@ PLACE = "in.jsonl:7"
 def expand(record, num_samples=1, **section):
     columns = Columns(InputSection(path="in", **section), SamplingParams(max_tokens=16), num_samples)
     rows = expand_record(record, row_index=3, place=PLACE, columns=columns)
-    assert read_key(record, PLACE, columns) == (rows[0]["id"], len(rows))  # the driver counts what the readers make
+    id, num_rows = read_key(record, columns)  # the driver counts what the readers make
+    assert (id or PLACE, num_rows) == (rows[0]["id"], len(rows))
     return rows
 
 
@@ -33,7 +35,8 @@ def test_ids():
     assert expand({"id": 12, "prompt": "x"})[0]["id"] == "12"
     assert expand({"id": "b", "prompt": "x"}, id=None)[0]["id"] == PLACE
     assert expand({"key": {"id": "c"}, "prompt": "x"}, id="key.id")[0]["id"] == "c"
-    for bad in (1.5, True, "", [1], {}):
+    assert expand({"key": {}, "prompt": "x"}, id="key.id")[0]["id"] == PLACE
+    for bad in (1.5, True, "", [1], {}, "\ud800"):
         (row,) = expand({"id": bad, "prompt": "x"})
         assert (row["id"], row["error_type"]) == (PLACE, "bad_record")
 
@@ -151,3 +154,31 @@ def test_meta_is_json_whatever_the_columns_hold():
     }
     (row,) = expand({"prompt": "x", "broken": "\ud800"})
     assert row["meta"].encode("utf-8") == rb'{"broken": "\ud800"}'
+
+
+def test_whatever_is_wrong_with_a_record_the_driver_counts_the_rows_that_the_readers_make():
+    for record in ({"id": 1.5, "prompt": "x"}, {"id": True}, {"prompt": None}, {"prompt": "x", "params": {"n": 0}}, {"id": "\ud800"}):
+        expand(record, num_samples=3)
+
+
+def test_nesting_without_end_costs_one_row():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    (row,) = expand({"messages": [{"role": "user", "content": "hi", "x": deep}]})
+    assert (row["error_type"], "messages is nested too deeply" in row["error_message"]) == ("bad_record", True)
+    (row,) = expand({"prompt": "hi", "x": deep})
+    assert (row["error_type"], "is nested too deeply" in row["error_message"]) == ("bad_record", True)
+
+
+def test_ids_as_databases_export_them():
+    key = uuid.UUID(int=7)
+    assert expand({"id": key, "prompt": "x", "other": [key]})[0]["id"] == str(key)
+    assert json.loads(expand({"prompt": "x", "other": [key]})[0]["meta"]) == {"other": [str(key)]}
+    assert expand({"id": decimal.Decimal("12"), "prompt": "x"})[0]["id"] == "12"
+    assert expand({"id": decimal.Decimal("1.5"), "prompt": "x"})[0]["error_type"] == "bad_record"
+
+
+def test_nulls_that_parquet_fills_in_are_no_biases():
+    (row,) = expand({"prompt": "x", "params": {"logit_bias": {"5": 1.0, "7": None}}})
+    assert (row["error_type"], json.loads(row["params"])) == (None, {"logit_bias": {"5": 1.0}})

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import pyarrow.parquet as pq
-
 from engine.params import Cycle, Result
+from pipeline.folders import open_folder
+from pipeline.parts import encode_part
 from pipeline.report import render, summarize
 from pipeline.schema import make_record, make_table
 
 
-def write_rows(folder, workers: dict[str, list[tuple[int, int]]]) -> None:
+def write_rows(folder, workers: dict[str, list[tuple[int, int]]], number: int = 0, run_id: str = "last") -> None:
     """Rows of each worker, as (prompt tokens, tokens accepted in the one cycle)."""
-    (folder / "rows").mkdir()
+    (folder / "rows").mkdir(exist_ok=True)
     records = []
     for worker, rows in workers.items():
         for num_prompt_tokens, accepted in rows:
@@ -21,14 +21,15 @@ def write_rows(folder, workers: dict[str, list[tuple[int, int]]]) -> None:
             result = Result(**ids, prompt="p", token_ids=tokens, text="t", finish_reason="stop", cycles=[cycle])
             result.num_prompt_tokens = num_prompt_tokens
             records.append(make_record(result, row_index=len(records), meta=None, worker=worker, depth=3))
-    pq.write_table(make_table(records), folder / "rows" / "part.parquet")
+    (folder / "rows" / f"part-{number:08}.parquet").write_bytes(encode_part(make_table(records), run_id))
 
 
-def report(folder, trained_length: int | None = None) -> list[str]:
+def report(folder, trained_length: int | None = None, runs: tuple[str, ...] = ("last",)) -> list[str]:
     engine = {"method": "off", "dtype": "none", "device": "cpu", "max_batch": 1, "threads": 1, "draft_trained_length": trained_length}
     config = {"job": {"name": "job"}}
-    run = {"status": "finished", "num_rows": 3, "timing": {"generate_s": 2.0, "load_s": 1.0}, "engine": engine, "config": config}
-    return [" ".join(line.split()) for line in render(summarize(str(folder)), run, "out").splitlines()]
+    timing = {"generate_s": 2.0, "load_s": 1.0}
+    run = {"status": "finished", "num_rows": 3, "timing": timing, "engine": engine, "config": config, "run_id": "last", "runs": runs}
+    return [" ".join(line.split()) for line in render(summarize(open_folder(str(folder))), run, "out").splitlines()]
 
 
 def test_several_workers_are_told_apart(tmp_path):
@@ -50,3 +51,13 @@ def test_rows_past_the_drafts_trained_length_are_told(tmp_path):
     told = [line for line in report(tmp_path, trained_length=2048) if line.startswith("draft")]
     assert told == ["draft trained on 2048 tokens, and worse behind them; longest row: 2052"]
     assert not any(line.startswith("draft") for line in report(tmp_path, trained_length=2052))
+
+
+def test_the_speed_is_that_of_the_last_run(tmp_path):
+    write_rows(tmp_path, {"host:1": [(5, 3)] * 50, "host:2": [(5, 3)]}, run_id="first")
+    write_rows(tmp_path, {"host:3": [(5, 1)] * 2}, number=1)
+    lines = report(tmp_path, runs=("first", "last"))
+    assert "speed 3.0 tokens/s, 1.00 rows/s over 2.0s (start and model load: 1.0s)" in lines
+    assert "runs 2; the last wrote 2 rows, the speed is its own" in lines
+    assert not any(line.startswith("worker") for line in lines)
+    assert "status 53 ok, 0 error" in lines

@@ -1,21 +1,44 @@
 import gzip
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import UserError
 from engine.params import SamplingParams
-from pipeline import sources
+from pipeline import repeated_ids, sources
 from pipeline.columns import Columns
 from pipeline.config import InputSection
-from pipeline.sources import read_chunk, scan_input
+from pipeline.done import DoneSet
+from pipeline.files import find_files
+from pipeline.input_file import InputFile
+from pipeline.sources import order_files, read_chunk, scan_input
 from tests.pipeline.conftest import read_input as read
 from tests.pipeline.conftest import write_jsonl
+
+COLUMNS = Columns(InputSection(path="in"), SamplingParams(), 1)
+
+
+def read_rows(chunk, columns=COLUMNS):
+    return [row for table in read_chunk(chunk, columns) for row in table.to_pylist()]
+
+
+def write_mixed(folder):
+    """Records of several formats with one, two, three and five rows, bad ones and blank lines, 150 of them."""
+    params = ["", {"n": 3}, {"n": 1}, {"n": 5}, {"n": 0}]
+    records = [{"prompt": f"p{i}", "params": params[i % 5]} if i % 7 else "{" for i in range(40)]
+    write_jsonl(folder / "a.jsonl", ["", *records, ""])
+    with gzip.open(folder / "b.jsonl.gz", "wb") as file:
+        file.write((folder / "a.jsonl").read_bytes())
+    table = pa.table({"prompt": [f"p{i}" for i in range(40)], "params": [json.dumps({"n": 1 + i // 20}) for i in range(40)]})
+    pq.write_table(table, folder / "c.parquet", row_group_size=3)
+    (folder / "d.csv").write_text("prompt,n\n" + "".join(f'"two\nlines {i}",{i}\n' for i in range(30)))
 
 
 def test_lines_end_at_newline_only_and_blank_ones_are_skipped(tmp_path):
@@ -67,6 +90,96 @@ def test_limit_takes_the_first_records(tmp_path, monkeypatch, limit):
     assert rows == every[:limit]
 
 
+def test_a_plan_has_few_chunks_however_long_the_input_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_CHUNK_RECORDS", 1)
+    write_mixed(tmp_path)
+    long, whole = read(tmp_path)
+    assert len(long.chunks) == 40 + 1 + 14 + 30
+    monkeypatch.setattr(sources, "_MAX_CHUNKS", 9)
+    plan, rows = read(tmp_path)
+    assert rows == whole
+    assert 4 < len(plan.chunks) <= 9
+    for number in range(30):  # more files than chunks: one each, and no more
+        write_jsonl(tmp_path / f"e{number:02}.jsonl", [{"prompt": f"{i}"} for i in range(4)])
+    plan, rows = read(tmp_path)
+    assert len(rows) == len(whole) + 120
+    assert len(plan.chunks) <= 2 * 34
+    write_jsonl(tmp_path / "even.jsonl", [{"prompt": f"{i}"} for i in range(200)])
+    sizes = [chunk.num_records for chunk in read(tmp_path / "even.jsonl")[0].chunks]
+    assert len(sizes) <= 9
+    assert max(sizes) <= 2 * sorted(sizes)[1]  # even, but for the last one
+
+
+def test_chunks_are_cut_where_their_rows_are_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_CHUNK_ROWS", 100)
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "x", "params": {"n": n}} for n in (99, 1, 1, 250, 20, 80)])
+    plan, _ = read(tmp_path / "in.jsonl")
+    assert [(chunk.row_index, chunk.num_records, chunk.first_row, chunk.num_rows) for chunk in plan.chunks] == [
+        (0, 2, 0, 100), (2, 2, 100, 251), (4, 2, 351, 100),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("chunk_records", "max_chunks"), [(1, 4096), (4, 4096), (1, 9), (1024, 4096)])
+def test_only_the_rows_that_are_missing_are_read_again(tmp_path, monkeypatch, chunk_records, max_chunks):
+    monkeypatch.setattr(sources, "_CHUNK_RECORDS", chunk_records)
+    monkeypatch.setattr(sources, "_MAX_CHUNKS", max_chunks)
+    write_mixed(tmp_path)
+    plan, rows = read(tmp_path, num_samples=2)
+    columns = Columns(InputSection(path="in"), SamplingParams(), 2)
+    keys = np.array([(row["row_index"], row["sample"]) for row in rows])
+    np.testing.assert_array_equal(plan.row_numbers(keys[:, 0], keys[:, 1].astype(np.int32)), np.arange(plan.num_rows))
+    for share in (0.01, 0.3, 0.9, 0.99):
+        is_done = np.random.default_rng(7).random(plan.num_rows) < share
+        done = DoneSet(plan.num_rows)
+        done.add(np.flatnonzero(is_done))
+        chunks = plan.remaining(done)
+        missing = [row for row, done in zip(rows, is_done, strict=True) if not done]
+        assert [row for chunk in chunks for row in read_rows(chunk, columns)] == missing
+        assert all(read_rows(chunk, columns) for chunk in chunks)
+    sent = pickle.loads(pickle.dumps(chunks))
+    assert [row for chunk in sent for row in read_rows(chunk, columns)] == missing
+    assert plan.remaining(DoneSet(plan.num_rows)) == plan.chunks
+    done.add(np.arange(plan.num_rows))
+    assert plan.remaining(done) == []
+
+
+def test_a_file_that_changed_after_the_scan_is_refused(tmp_path):
+    path = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "x"}, {"prompt": "y", "params": {"n": 6}}, {"prompt": "z"}])
+    (file,), _ = find_files(str(path), "auto")
+    plan = scan_input([file], COLUMNS)
+    done = DoneSet(plan.num_rows)
+    done.add(np.arange(1, 8))
+    changes = (
+        [{"prompt": "x"}, {"prompt": "y", "params": {"n": 7}}, {"prompt": "z"}],
+        [{"prompt": "x"}, {"prompt": "y", "params": {"n": 8}}, {"prompt": "z"}],
+        [{"prompt": "x"}, {"prompt": "y"}, {"prompt": "z"}],
+        [{"prompt": "x"}, {"prompt": "y", "params": {"n": 6}}],
+    )
+    for records in changes:
+        write_jsonl(path, records)
+        for chunk in (*plan.chunks, *plan.remaining(done)):
+            with pytest.raises(UserError, match=r"in.jsonl' has changed since this run began"):
+                read_rows(chunk)
+
+
+def test_new_files_come_after_those_of_an_earlier_run(tmp_path):
+    files = [InputFile(path=f"/data/{name}", name=name, format="jsonl") for name in "abcdef"]
+    assert [file.name for file in order_files(files, [])] == list("abcdef")
+    assert [file.name for file in order_files(files, ["e", "b", "gone"])] == list("ebacdf")
+    for name in ("b.txt", "d.txt"):
+        (tmp_path / name).write_text(f"{name} 1\n{name} 2\n")
+    before = scan_input(find_files(str(tmp_path), "auto")[0], COLUMNS)
+    for name in ("a.txt", "c.txt"):
+        (tmp_path / name).write_text(f"{name} 1\n{name} 2\n")
+    files = order_files(find_files(str(tmp_path), "auto")[0], [file.name for file in before.files])
+    plan = scan_input(files, COLUMNS)
+    assert plan.chunks[:2] == before.chunks
+    names = [row["id"] for chunk in plan.chunks for row in read_rows(chunk)]
+    assert names == [f"{name}.txt:{line}" for name in "bdac" for line in (1, 2)]
+    limited = scan_input(files, Columns(InputSection(path="in", limit=5), SamplingParams(), 1))
+    assert [row["id"] for chunk in limited.chunks for row in read_rows(chunk)] == names[:5]
+
+
 def test_parquet_rows(tmp_path):
     prompts = pa.array([f"p{i}" for i in range(9)] + [None], pa.string()).dictionary_encode()
     times = pa.array(range(10), pa.timestamp("ns"))
@@ -84,13 +197,12 @@ def test_parquet_rows(tmp_path):
     assert limited == rows[:5]
 
 
-def test_a_folder_in_sorted_order_and_what_is_left_out(tmp_path):
+def test_a_folder_in_sorted_order(tmp_path):
     (tmp_path / "sub").mkdir()
     for name in ("b.jsonl", "sub/a.ndjson", "_note.jsonl", "README.md"):
         write_jsonl(tmp_path / name, [{"prompt": name}])
-    plan, rows = read(tmp_path)
+    _, rows = read(tmp_path)
     assert [row["id"] for row in rows] == ["b.jsonl:1", "sub/a.ndjson:1"]
-    assert sorted(plan.ignored) == ["README.md", "_note.jsonl"]
     assert read(tmp_path / "*" / "*.ndjson")[1][0]["id"] == "sub/a.ndjson:1"
     assert read(tmp_path / "README.md", format="jsonl")[1][0]["prompt"] == "README.md"
 
@@ -103,6 +215,7 @@ def test_a_folder_in_sorted_order_and_what_is_left_out(tmp_path):
         ('{"prompt": "x"}\n'.encode("utf-16"), "is UTF-16"),
         (b'[\n{"prompt": "x"}\n]', "one JSON array"),
         (b'{"prompt": "x", "id": 1}\n{"prompt": "y", "id": "1"}\n', r"repeated ids in column 'id': '1' \(in.jsonl:1 and in.jsonl:2\)"),
+        (b'{"prompt": "x", "id": "a"}\n' * 3, r"'a' \(in.jsonl:1 and in.jsonl:2\); 'a' \(in.jsonl:1 and in.jsonl:3\); set"),
         (b'{"promt": "x"}\n{"promt": "y"}\n', "did you mean 'promt'"),
     ],
 )
@@ -122,9 +235,22 @@ def test_the_first_repeated_ids_of_a_big_input_are_shown(tmp_path):
 
 
 def test_ids_of_equal_hash_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_hash", lambda id: len(id))
+    monkeypatch.setattr(repeated_ids, "hash", len, raising=False)
     write_jsonl(tmp_path / "in.jsonl", [{"id": id, "prompt": "x"} for id in "abcd"])
     assert len(read(tmp_path / "in.jsonl")[1]) == 4
+    write_jsonl(tmp_path / "in.jsonl", [{"id": id, "prompt": "x"} for id in "abcda"])
+    with pytest.raises(UserError, match=r"in column 'id': 'a' \(in.jsonl:1 and in.jsonl:5\); set"):
+        read(tmp_path / "in.jsonl")
+
+
+@pytest.mark.parametrize("run_ids", [1 << 20, 16])
+def test_an_id_may_not_be_the_place_of_another_record(tmp_path, monkeypatch, run_ids):
+    monkeypatch.setattr(repeated_ids, "_RUN_IDS", run_ids)
+    lines = [f'{{"prompt": "{i}"}}' for i in range(50)]
+    write_jsonl(tmp_path / "b.jsonl", lines)
+    write_jsonl(tmp_path / "a.jsonl", [*lines, '{"prompt": "x", "id": "b.jsonl:51"}', '{"prompt": "x", "id": "b.jsonl:50"}'])
+    with pytest.raises(UserError, match=r"'b.jsonl:50' \(a.jsonl:52 and b.jsonl:50\); set"):
+        read(tmp_path)
 
 
 def test_a_named_column_must_be_there(tmp_path):
@@ -209,27 +335,35 @@ def test_several_files_in_the_order_of_the_list(tmp_path):
 def test_tables_are_small_whatever_the_records_hold(tmp_path):
     records = [{"prompt": "x" * 1000, "params": {"n": 5000}}, {"prompt": "y" * 3_000_000, "params": {"n": 5}}]
     write_jsonl(tmp_path / "in.jsonl", records)
-    columns = Columns(InputSection(path=""), SamplingParams(), 1)
-    plan = scan_input(str(tmp_path / "in.jsonl"), "auto", columns)
-    tables = [table for chunk in plan.chunks for table in read_chunk(chunk, columns)]
+    plan = scan_input(find_files(str(tmp_path / "in.jsonl"), "auto")[0], COLUMNS)
+    tables = [table for chunk in plan.chunks for table in read_chunk(chunk, COLUMNS)]
     assert sum(table.num_rows for table in tables) == plan.num_rows == 5005
     assert max(table.num_rows for table in tables) <= 128
     assert max(table.nbytes for table in tables) < 8 << 20
 
 
 def test_a_scan_of_many_records_takes_little_memory(tmp_path):
-    """A record costs eight bytes; the limit is on what the process takes beside its libraries."""
+    """The limit is on what the process takes beside its libraries, and on what it keeps."""
     (tmp_path / "in.jsonl").write_bytes(b"".join(b'{"id": "row-%d", "prompt": "%s"}\n' % (i, b"x" * 500) for i in range(40_000)))
     code = f"""
-import resource
+import pickle, resource
 from engine.params import SamplingParams
 from pipeline.columns import Columns
 from pipeline.config import InputSection
+from pipeline.files import find_files
 from pipeline.sources import scan_input
 columns = Columns(InputSection(path=''), SamplingParams(), 1)
+files, _ = find_files({str(tmp_path / "in.jsonl")!r}, 'auto')
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert scan_input({str(tmp_path / "in.jsonl")!r}, 'auto', columns).num_records == 40_000
+plan = scan_input(files, columns)
+assert plan.num_records == 40_000
+assert len(pickle.dumps(plan)) < 20_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 4 << 10  # KiB; the file has 21 MiB
+
+
+def test_an_array_is_a_wrong_file_at_its_start_and_a_bad_line_elsewhere(tmp_path):
+    path = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}, '[{"prompt": "b"}]', {"prompt": "c"}])
+    assert [row["error_type"] for row in read(path)[1]] == [None, "bad_record", None]

@@ -1,12 +1,15 @@
 """Lines of plain and compressed files, whole and damaged."""
 
+import errno
 import gzip
+import io
 import random
 
 import pyarrow as pa
 import pytest
 
 from engine.errors import RowError, UserError
+from pipeline.input_file import InputFile
 from pipeline.streams import read_lines
 
 _WORDS = random.Random(0).choices(["sea", "stone", "river", "light", "wind"], k=60_000)
@@ -15,16 +18,20 @@ TEXT = "".join(f"{i} {' '.join(_WORDS[i * 20 : i * 20 + 20])}\n" for i in range(
 
 def pack(text: bytes, suffix: str) -> bytes:
     if suffix == "gz":
-        return gzip.compress(text)
+        return gzip.compress(text, mtime=0)
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as stream:
         stream.write(text)
     return sink.getvalue().to_pybytes()
 
 
+def input_file(path) -> InputFile:
+    return InputFile(str(path), path.name, "text")
+
+
 def read(path, **start) -> tuple[list[bytes], str | None]:
     """The whole lines, numbered and placed as they should be, and what the file ended in."""
-    found = list(read_lines(str(path), **start))
+    found = list(read_lines(input_file(path), **start))
     place = start.get("offset", 0)
     lines, damage = [], None
     for number, (read_number, offset, line) in enumerate(found, start=start.get("first", 1)):
@@ -54,7 +61,7 @@ def test_a_plain_file_can_be_read_from_a_line_on(tmp_path):
 
 def test_a_byte_order_mark_is_before_the_first_line(tmp_path):
     (tmp_path / "plain").write_bytes(b"\xef\xbb\xbfone\ntwo\n")
-    assert list(read_lines(str(tmp_path / "plain"))) == [(1, 3, b"one\n"), (2, 7, b"two\n")]
+    assert list(read_lines(input_file(tmp_path / "plain"))) == [(1, 3, b"one\n"), (2, 7, b"two\n")]
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
@@ -129,3 +136,20 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     for path in (tmp_path / "nowhere.gz", tmp_path):
         with pytest.raises(UserError, match="cannot be read"):
             read(path)
+
+
+def test_a_disk_that_fails_in_the_middle_is_no_bad_line(tmp_path, monkeypatch):
+    path = tmp_path / "in.txt"
+    path.write_bytes(TEXT)
+
+    class Failing(io.BytesIO):
+        def readline(self, *size):
+            if self.tell() > 1000:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readline(*size)
+
+        __next__ = readline
+
+    monkeypatch.setattr(InputFile, "open", lambda self: Failing(TEXT))
+    with pytest.raises(UserError, match="cannot be read: Input/output error"):
+        list(read_lines(input_file(path)))

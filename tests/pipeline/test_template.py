@@ -20,6 +20,9 @@ from pipeline.template import compile_template
         ("{% set n = 2 %}{% for i in range(n) %}{{ text }}{% endfor %}", {"text": "x"}, "xx"),
         ("{{ text }}", {"text": "grün".encode()}, "grün"),
         ("{{ count + 1 }}", {"count": 1}, "2"),
+        ("{{ range }} of {{ text }}", {"range": "1-5", "text": "x"}, "1-5 of x"),
+        ("{{ dict }}", {"dict": "a"}, "a"),
+        ("{{ title | default('T') }} {{ text }}", {"text": "x"}, "T x"),
     ],
 )
 def test_templates_render(source, record, expected):
@@ -41,7 +44,9 @@ def test_templates_render(source, record, expected):
         ("{{ text.__class__ }}", {"text": "x"}, "unsafe"),
         ("{{ tags.append(1) }}", {"tags": []}, "unsafe"),
         ("{% for i in range(10 ** 9) %}{{ text }}{% endfor %}", {"text": "x"}, "Range too big"),
-        ("{% include text %}", {"text": "x"}, "no loader"),
+        ("{{ text | map('upper') }}", {"text": "x"}, "gives a generator, which is no text"),
+        ("{{ text }}{{ namespace }}", {"text": "x"}, "which is no text"),
+        ("{{ self }}{{ text }}", {"text": "x"}, "gives a TemplateReference, which is no text"),
     ],
 )
 def test_a_record_that_does_not_fit_is_a_row_error(source, record, message):
@@ -57,6 +62,8 @@ def test_a_record_that_does_not_fit_is_a_row_error(source, record, message):
     [
         ("a\n{{ document", "input.template, line 2: unexpected end of template"),
         ("{{ document | nofilter }}", "line 1: No filter named 'nofilter'"),
+        ("a\n{% include document %}", "line 2: it reads another template"),
+        ("{% extends 'base' %}{{ document }}", "line 1: it reads another template"),
         ("{{ document | random }}", "line 1: No filter named 'random'"),  # not the same on every run
         ("{document}", "reads no column"),
         ("{% for i in range(3) %}{{ i }}{% endfor %}", "reads no column"),
@@ -84,3 +91,10 @@ def test_nothing_in_a_template_depends_on_the_run():
     random.seed(0)
     with pytest.raises(RowError, match="'lipsum' is undefined"):
         compile_template("{{ lipsum() }} {{ a }}").render({"a": 1})
+
+
+def test_a_column_with_a_default_need_not_be_there():
+    template = compile_template("{{ title | default('T') }}{% if note is defined %}{{ note }}{% endif %}{{ range(2) }}{{ text }}")
+    assert template.required == ["text"]
+    assert template.columns == ["note", "text", "title"]
+    assert compile_template("{{ title }}{{ title | default('T') }}").required == []

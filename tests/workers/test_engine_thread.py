@@ -90,6 +90,102 @@ def test_dropped_requests_come_back_as_none():
     assert 1 <= sum(result is not None for result in results) <= 10
 
 
+def test_a_drop_answers_at_once_and_for_good():
+    thread = EngineThread(fake(max_batch=1))
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(thread.generate, [request("long", "[[fake:slow=2]]")])
+        while not thread._open:
+            time.sleep(0.01)
+        thread.drop_waiting()
+        assert pool.submit(thread.generate, [request("late"), request("later")]).result(timeout=1) == [None, None]
+        assert running.result(timeout=20)[0].id == "long"
+    thread.close()
+
+
+def test_abandoned_rows_are_none_and_finished_ones_of_the_same_call_are_not():
+    """Some of the rows wait, some run; a call that comes later has no row at all."""
+    engine = fake(max_batch=3)
+    thread = EngineThread(engine)
+    long = [request(f"long{i}", "[[fake:slow=600]]") for i in range(20)]
+    with ThreadPoolExecutor(2) as pool:
+        mixed = pool.submit(thread.generate, [request("short"), *long[:2], request("bad", "[[fake:row_error]]")])
+        while thread._totals["rows"] < 2:
+            time.sleep(0.01)
+        waiting = pool.submit(thread.generate, long[2:])
+        while len(thread._open) < 11:  # the slots, and what waits in the engine
+            time.sleep(0.01)
+        thread.abandon()
+        assert [result and result.id for result in mixed.result(timeout=5)] == ["short", None, None, "bad"]
+        assert waiting.result(timeout=5) == [None] * 18
+    assert thread.generate([request("late")]) == [None]
+    thread._thread.join(timeout=5)
+    assert not thread._thread.is_alive()
+    assert engine.has_work  # given up, not finished
+
+
+def test_a_hung_step_does_not_hold_up_the_calls_once_abandoned():
+    engine, hung, go_on, steps = fake(max_batch=2), threading.Event(), threading.Event(), []
+    step = engine.step
+
+    def hang():
+        steps.append(1)
+        if engine.num_running:
+            hung.set()
+            assert go_on.wait(20)
+        return step()
+
+    engine.step = hang
+    thread = EngineThread(engine)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(thread.generate, [request("short", "[[fake:tokens=2]]"), request("bad", "[[fake:row_error]]")])
+        assert hung.wait(10)
+        thread.abandon()
+        assert [result and result.id for result in call.result(timeout=5)] == [None, "bad"]
+    num_steps = len(steps)
+    go_on.set()  # the step comes back after all, with a row that nobody waits for
+    thread._thread.join(timeout=10)
+    assert not thread._thread.is_alive()
+    assert len(steps) == num_steps
+
+
+def test_an_idle_thread_is_abandoned_too():
+    thread = EngineThread(fake())
+    thread.generate([request("a")])
+    thread.abandon()
+    thread._thread.join(timeout=5)
+    assert not thread._thread.is_alive()
+
+
+def test_an_engine_that_fails_while_the_job_stops_does_not_cost_the_finished_rows():
+    engine, told = fake(max_batch=4), []
+    step = engine.step
+
+    def fail_when_dropping():
+        if thread._is_dropping:
+            raise EngineError("out of memory")
+        return step()
+
+    thread = EngineThread(engine, on_failure=told.append)
+    engine.step = fail_when_dropping
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(thread.generate, [request("short"), request("long", "[[fake:slow=600]]")])
+        while not thread._totals["rows"]:
+            time.sleep(0.01)
+        thread.drop_waiting()
+        assert [result and result.id for result in call.result(timeout=10)] == ["short", None]
+    assert told == []
+
+
+def test_the_first_row_is_told_at_once():
+    told = threading.Event()
+    thread = EngineThread(fake(), on_progress=lambda totals: totals["rows"] == 1 and told.set(), progress_s=600)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(thread.generate, [request("short"), request("long", "[[fake:slow=600]]")])
+        assert told.wait(10)
+        thread.abandon()
+        call.result(timeout=5)
+
+
 def test_progress_is_told_and_complete_when_idle():
     told, idle = [], threading.Event()
     thread = EngineThread(fake(), on_progress=lambda totals: (told.append(totals), totals.get("rows") == 3 and idle.set()))

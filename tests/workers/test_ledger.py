@@ -1,3 +1,5 @@
+import time
+
 from workers.ledger import Ledger
 
 A, B, C = (0, 0), (1, 0), (2, 0)
@@ -9,9 +11,9 @@ def test_a_row_that_kills_twice_is_condemned_and_its_neighbours_are_not():
     assert ledger.begin("w", [A, B]) == ([], [])
     assert ledger.start("w") is None  # the engine died with both
     assert ledger.begin("w", [A, B, C]) == ([A, B], [])
-    ledger.begin_alone("w", A)
+    assert ledger.begin_alone("w", A)
     ledger.end("w", [A])
-    ledger.begin_alone("w", B)
+    assert ledger.begin_alone("w", B)
     ledger.start("w")  # died with B alone; C was open, not alone
     assert ledger.begin("w", [A, B, C]) == ([C], [B])
     assert ledger.read()["num_condemned"] == 1
@@ -48,9 +50,34 @@ def test_a_finished_row_resets_the_count():
 def test_nothing_begins_once_stopped():
     ledger = Ledger()
     ledger.start("w")
-    ledger.stop()
+    assert ledger.phase() == "run"
+    ledger.stop(grace_s=60)
     assert ledger.begin("w", [A]) is None
-    assert ledger.is_stopping()
+    assert not ledger.begin_alone("w", A)
+    assert ledger.phase() == "finish"
+
+
+def test_running_rows_are_given_up_after_the_grace():
+    ledger = Ledger()
+    ledger.stop(grace_s=0.2)
+    ledger.stop(grace_s=60)  # a second reason gives no more time
+    assert ledger.phase() == "finish"
+    time.sleep(0.25)
+    assert ledger.phase() == "abandon"
+
+
+def test_the_time_of_the_first_row_of_any_worker_stays():
+    ledger, before = Ledger(), time.time()
+    for worker in ("v", "w"):
+        ledger.start(worker)
+    ledger.progress("v", {})
+    assert ledger.read()["first_row_at"] is None
+    ledger.progress("w", {"rows": 1})
+    first = ledger.read()["first_row_at"]
+    assert before <= first <= time.time()
+    ledger.start("w")
+    ledger.progress("v", {"rows": 5})
+    assert ledger.read()["first_row_at"] == first
 
 
 def test_counts_of_dead_engines_stay():

@@ -315,6 +315,7 @@ def random_model(kind: str, num_tokens: int = 4, seed: int = 0, num_rows: int = 
     underflow: a lead of mass 1, the rest underflows to 0. holes: a third of the draft's logits -inf. missing: the draft's vocabulary lacks
     a target token and lists the others in another order. truncated: a target with top_k 2, so that p has zeros.
     worked: q = (.5, .3, .2, 0, ..) in some order. same: the draft is the target, so that a rejection would leave no residual.
+    overflow: a draft in which half of the rows have one or two logits of +inf, or of NaN, or nothing else.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -335,6 +336,12 @@ def random_model(kind: str, num_tokens: int = 4, seed: int = 0, num_rows: int = 
     elif kind == "missing":
         target_token_V = torch.tensor([2, 0, *range(3, num_tokens)])
         draft_SV = draft_SV[:, target_token_V]
+    elif kind == "overflow":
+        broken = (torch.inf, torch.inf, torch.nan, torch.nan, torch.inf, torch.nan)
+        num_broken = (1, 2, 1, 2, num_tokens, num_tokens)
+        for row in range(num_rows):
+            if row % 12 < len(broken):
+                draft_SV[row, order_SV[row] < num_broken[row % 12]] = broken[row % 12]
     elif kind == "same":
         draft_SV = target_SV.clone()
     elif kind == "worked":

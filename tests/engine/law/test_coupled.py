@@ -94,7 +94,7 @@ def generate(model: TableModel, arm: Arm, draws: Draws, policy: PolicyOf, num_ro
 
 
 @pytest.mark.parametrize("temperature", (0.3, 1.0, 1.5, 0.0))
-@pytest.mark.parametrize("kind", ("plain", "ties", "near_empty", "holes", "missing", "truncated"))
+@pytest.mark.parametrize("kind", ("plain", "ties", "near_empty", "holes", "missing", "truncated", "overflow"))
 def test_every_tree_emits_what_off_emits(kind, temperature):
     model = random_model(kind, num_tokens=4, seed=1)
     draws = TableNoise(noise_tables(model.num_tokens))

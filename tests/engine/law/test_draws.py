@@ -157,6 +157,7 @@ def test_shapes():
 
 def test_smallest_argmax():
     assert smallest_argmax(torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-torch.inf, -torch.inf, 0.0]])).tolist() == [1, 0, 2]
+    assert 0 <= smallest_argmax(torch.tensor([torch.nan, 1.0, 2.0])) < 3
 
 
 def test_noise_is_gumbel():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.law.growth import Pool
 
-KINDS = ("plain", "ties", "near_empty", "underflow", "holes", "missing", "truncated", "worked")
+KINDS = ("plain", "ties", "near_empty", "underflow", "holes", "missing", "truncated", "worked", "overflow")
 TEMPERATURES = (0.3, 1.0, 1.5, 0.0)
 ARMS = {
     "m0": Arm(m=0),
@@ -126,7 +126,7 @@ def test_three_cycles():
     check(random_model("plain", num_tokens=3, seed=9), Arm(m=1, depth=2, size=ragged), 5, cycles=4)
 
 
-@pytest.mark.parametrize("kind", ("plain", "near_empty", "underflow"))
+@pytest.mark.parametrize("kind", ("plain", "near_empty", "underflow", "overflow"))
 @by_name(ARMS)
 def test_single_precision(arm, kind):
     """As the engine runs: tables and laws in fp32, exact up to its rounding."""

@@ -49,8 +49,10 @@ def test_rows_of_a_batch_keep_their_own_temperature():
         assert together[row].tolist() == pytest.approx(law(temperature=temperature), abs=1e-15)
 
 
-def test_no_finite_logit_gives_no_mass():
-    assert softmax_at(torch.full((2, 3), -torch.inf), torch.tensor([1.0, 0.0])).tolist() == [[0, 0, 0]] * 2
+@pytest.mark.parametrize("largest", (-torch.inf, torch.inf, torch.nan))
+def test_logits_without_a_law_give_no_mass(largest):
+    logits = torch.tensor([[largest, -torch.inf, -torch.inf], [largest] * 3]).repeat_interleave(2, 0)
+    assert softmax_at(logits, torch.tensor([1.0, 0.0, 1.0, 0.0])).tolist() == [[0, 0, 0]] * 4
 
 
 @pytest.mark.parametrize("top_k, kept", [(0, 4), (1, 1), (2, 2), (4, 4), (9, 4)])

@@ -25,7 +25,7 @@ from engine.law.draws import KeyedDraws
 from engine.law.static import grow_static, lay_out
 from engine.law.tree import Tree, root_only
 
-KINDS = ("plain", "ties", "near_empty", "underflow", "holes", "missing", "truncated", "worked", "same")
+KINDS = ("plain", "ties", "near_empty", "underflow", "holes", "missing", "truncated", "worked", "same", "overflow")
 TEMPERATURES = (0.3, 1.0, 1.5, 0.0)
 
 

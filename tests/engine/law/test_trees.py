@@ -214,6 +214,15 @@ def test_ranking_breaks_ties_at_its_end_by_id(num_tokens):
     assert ranked(logits, 4)[1].tolist() == [[10, 0, 1, 2]]
 
 
+@pytest.mark.parametrize("num_tokens", (5, 300))
+def test_an_overflow_is_no_law(num_tokens):
+    logits = torch.zeros(4, num_tokens)
+    logits[0, 3], logits[1, 3], logits[2, 2:] = torch.inf, torch.nan, torch.nan
+    value, token = ranked(logits, 4)
+    assert value.tolist() == [[-torch.inf] * 4] * 3 + [[0.0] * 4]
+    assert bool(((token >= 0) & (token < num_tokens)).all())
+
+
 # --- temperature to zero ---------------------------------------------------------------------------------------------------------------
 
 

@@ -258,7 +258,8 @@ def test_missing_packages_are_named(counted, monkeypatch):
     with pytest.raises(UserError, match=r"package gguf: pip install 'rheo\[gguf\]'"):
         conversion.check_gguf(file)
     conversion.converted_folder(file).mkdir(parents=True)
-    conversion.check_gguf(file)  # not needed any more
+    (conversion.converted_folder(file) / "config.json").write_text('{"hidden_size": 64}', encoding="utf-8")
+    assert conversion.check_gguf(file) == {"hidden_size": 64}  # the package is not needed any more
 
 
 def test_cache_that_cannot_be_written(counted, tmp_path):

@@ -135,6 +135,15 @@ def test_broken_and_evil_pickles(folder, content, tmp_path, monkeypatch):
     assert not Path("was_run").exists()
 
 
+@pytest.mark.parametrize("content", [[torch.zeros(2)], torch.zeros(3), {1: torch.zeros(2)}, 5], ids=str)
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_pickles_of_other_things(folder, content, num_files):
+    pickle_weights(folder, num_files=num_files)
+    file = min(folder.glob("*.bin"))
+    torch.save(content, file)
+    assert f"'{file.name}' holds other things than named tensors; allowed: a state_dict, nothing around it" in refusal(folder)
+
+
 def test_no_weights(folder):
     (folder / "model.safetensors").unlink()
     assert "has no weights; looked for model.safetensors" in refusal(folder)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from engine.errors import UserError
@@ -103,6 +104,7 @@ def test_folder_with_a_broken_config(tmp_path, text, complaint):
 
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 
@@ -122,6 +124,22 @@ QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=['full_attention', 'sliding_attention']"),
         ({**QWEN2, "layer_types": ["chunked_attention"], "use_sliding_window": True, "max_window_layers": 0}, "layer_types=['chunked"),
         ({**QWEN2, "layer_types": ["sliding_attention"], "use_sliding_window": False}, "layer_types=['sliding_attention']"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM'; allowed: a list with one of LlamaForCausalLM, Mistral"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures=[['LlamaForCausalLM']]; allowed: a list with one of"),
+        ({"model_type": ["llama"]}, "model_type=['llama']; allowed: llama"),
+        ({"vocab_size": True}, "vocab_size=True; allowed: an integer >= 1"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings=0; allowed: an integer >= 1"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear'; allowed: a JSON object"),
+        ({"rope_parameters": [1]}, "rope_parameters=[1]; allowed: a JSON object"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope type '['yarn']'; allowed: default"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "allowed: partial_rotary_factor not set or 1.0"),
+        ({"quantization_config": "int8"}, "quantization_config ('int8'); allowed: unquantised weights"),
+        ({"layer_types": 3}, "layer_types=3; allowed: a list of names"),
+        ({"layer_types": [["full_attention"]]}, "layer_types=[['full_attention']]; allowed: a list of names"),
+        ({**MISTRAL, "sliding_window": "wide"}, "sliding_window='wide'; allowed: an integer >= 1, or null"),
+        ({**MISTRAL, "sliding_window": 0}, "sliding_window=0; allowed: an integer >= 1, or null"),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers='all'; allowed: an integer >= 0, or null"),
+        ({"eos_token_id": 32}, "eos_token_id=32; allowed: token ids from 0 to 31"),
     ],
 )
 def test_configurations_that_cannot_be_run(tmp_path, fields, complaint):
@@ -186,6 +204,38 @@ def test_tensors_tell_the_kind_of_a_draft(tmp_path):
     assert "'model.safetensors' cannot be read: SafetensorError" in draft_refusal(head)
     (pickled / "pytorch_model.bin").write_bytes(b"junk")
     assert "'pytorch_model.bin' cannot be read" in draft_refusal(pickled)
+
+
+NO_STATE_DICTS = {
+    "a list": [torch.zeros(2)],
+    "a tensor": torch.zeros(3),
+    "nested": {"model": {"a": torch.zeros(2)}},
+    "numbers as names": {1: torch.zeros(2)},
+    "other values": {"fc.weight": 1},
+}
+
+
+@pytest.mark.parametrize("content", NO_STATE_DICTS.values(), ids=NO_STATE_DICTS)
+def test_weights_of_a_draft_that_are_no_state_dict(tmp_path, content):
+    draft = tiny_eagle3(tmp_path / "draft", LlamaConfig(vocab_size=32, hidden_size=32))
+    (draft / "model.safetensors").unlink()
+    torch.save(content, draft / "pytorch_model.bin")
+    assert "'pytorch_model.bin' holds other things than named tensors; allowed: a state_dict" in draft_refusal(draft)
+
+
+def test_a_length_beyond_the_targets_limit(tmp_path, monkeypatch):
+    """Of a folder, and of a file that is not converted for it."""
+    monkeypatch.setenv("RHEO_CACHE", str(tmp_path / "cache"))
+    folder = tiny_target(tmp_path / "source", vocab=len(byte_tokens()), hidden=64)
+    write_gguf(tmp_path / "model.gguf", folder)
+    for target in (folder, tmp_path / "model.gguf"):
+        message = refusal((check_target, resolve_target), str(target), None, 513)
+        assert message == "model.max_model_len=513; allowed: up to 512, the model's max_position_embeddings"
+        assert check_target(str(target), None, 512) is None
+    assert not (tmp_path / "cache").exists()
+    resolve_target(str(tmp_path / "model.gguf"))
+    with pytest.raises(UserError, match=r"model\.max_model_len=513"):
+        check_target(str(tmp_path / "model.gguf"), None, 513)
 
 
 def test_draft_of_another_target_is_found_without_loading(tmp_path):

@@ -1,0 +1,208 @@
+"""The part of a run that needs Ray: an engine pool, the graph over what is still to be done, and a stop in the middle of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+import pyarrow as pa
+
+from engine.errors import EngineError, UserError
+from engine.params import SamplingParams
+from pipeline import exit_codes
+from pipeline.columns import Columns
+from pipeline.config import JobConfig
+from pipeline.models import Models
+from pipeline.quiet import divert_noise, quiet_loggers
+from pipeline.sources import Chunk
+
+RAY_LOG = "ray.log"
+_FLUSH_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is to be generated. num_rows: of the whole job; num_done: of those, what is there already. dtype: None is `model.dtype`."""
+
+    config: JobConfig
+    models: Models
+    columns: Columns
+    defaults: SamplingParams
+    chunks: list[Chunk]
+    num_rows: int
+    num_done: int
+    dtype: str | None
+
+
+@dataclass
+class Outcome:
+    """How it ended. stopped_by: a signal, or what was given to `stop`; None at the end of the work. state: the ledger's last counts."""
+
+    stopped_by: int | str | None
+    state: dict | None
+
+
+def execute(work: Work, take: Callable[[pa.Table], str | None], flush: Callable[[], None], log_folder: str) -> Outcome:
+    """Generates every row that is missing and hands tables of results to `take`, which may answer with a reason to stop.
+
+    Ends the process, after `flush`, when a stop finds even Ray's executor hung.
+
+    Raises EngineError when an engine failed, UserError when it cannot be loaded as asked, and what `take` raises.
+    """
+    import ray
+
+    from pipeline.generate import RowOptions
+    from pipeline.graph import prepare_context, stream_results
+    from pipeline.progress import ProgressView
+    from pipeline.stop import StopCallback, StopOverdue, handle_signals
+    from pipeline.watch import NodeLost, WorkHung, check_node, run_watched
+    from workers.ledger import Ledger
+
+    config = work.config
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    log = os.path.join(log_folder, RAY_LOG)
+    with divert_noise(log), _ray(num_cores):
+        check_node()
+        prepare_context(StopCallback)
+        num_workers, gpus = _size_pool(config)
+        threads = config.ray.threads_per_worker or max(1, num_cores // num_workers)
+        ledger = ray.remote(Ledger).options(num_cpus=0).remote()
+
+        def read_ledger() -> dict | None:
+            try:
+                return {**ray.get(ledger.read.remote(), timeout=5), "ended_at": time.time()}
+            except ray.exceptions.RayError:
+                return None
+
+        seed = config.job.seed if work.defaults.seed is None else work.defaults.seed
+        stream = functools.partial(
+            stream_results,
+            work.chunks,
+            work.columns,
+            settings=_settings(work, threads),
+            options=RowOptions(defaults=work.defaults, input=config.input, seed=seed),
+            ledger=ledger,
+            num_workers=num_workers,
+            gpus_per_worker=gpus,
+        )
+        with handle_signals(ledger) as stop, ProgressView(read_ledger, work.num_rows, work.num_done):
+
+            def run() -> None:
+                for table in stream():
+                    reason = take(table)
+                    if reason is not None and not stop.requested:
+                        stop.request(reason)
+
+            try:
+                run_watched(run, stop)
+            except StopOverdue:
+                return Outcome(stop.reason, read_ledger())
+            except WorkHung:
+                _leave(stop.reason, flush)
+            except NodeLost as error:
+                if not stop.requested:
+                    raise EngineError(f"{error}; what it left is in {log}") from None
+                return Outcome(stop.reason, None)  # the signal went to Ray's processes as well
+            except ray.exceptions.RayError as error:
+                if stop.requested:
+                    return Outcome(stop.reason, None)  # as above
+                raise _explain(error, read_ledger()) from None
+            return Outcome(stop.reason, read_ledger())
+
+
+def _leave(reason: int | str, flush: Callable[[], None]) -> NoReturn:
+    """Shutting Ray down under a running execution would end the process too, with a code of Ray's own."""
+    thread = threading.Thread(target=flush, daemon=True)  # the disk may be what hangs
+    thread.start()
+    thread.join(_FLUSH_S)
+    os._exit(exit_codes.SIGNAL_BASE + reason if isinstance(reason, int) else exit_codes.TOO_MANY_ERRORS)
+
+
+def _settings(work: Work, threads: int):
+    from workers.generator import EngineSettings
+
+    config = work.config
+    return EngineSettings(
+        kind=config.engine.kind,
+        **dataclasses.asdict(work.models),
+        dtype=work.dtype or config.model.dtype,
+        device=config.model.device,
+        attention=config.model.attention,
+        speculation=config.speculation.to_speculation(),
+        max_batch=config.engine.max_batch,
+        max_model_len=config.model.max_model_len,
+        kv_cache_gib=config.engine.kv_cache_gib,
+        reproducible=config.engine.reproducible,
+        seed=config.job.seed,
+        threads=threads,
+    )
+
+
+def _size_pool(config: JobConfig) -> tuple[int, float]:
+    """(workers, GPUs of each). Raises UserError for more GPU workers than there are GPUs: they would wait for ever."""
+    import ray
+
+    num_gpus = 0 if config.engine.kind == "fake" or config.model.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    if config.model.device == "cuda" and not num_gpus:
+        raise UserError("model.device='cuda', but Ray sees no GPU on this machine; allowed: auto, cpu")
+    num_workers = max(1, num_gpus) if config.ray.workers == "auto" else config.ray.workers
+    if num_gpus and num_workers > num_gpus:
+        raise UserError(f"ray.workers={num_workers}; allowed: at most {num_gpus}, one per GPU")
+    return num_workers, 1.0 if num_gpus else 0.0
+
+
+def _explain(error: Exception, state: dict | None) -> UserError | EngineError:
+    """What the engine itself said, where it said something: Ray's own message buries it."""
+    if state and state["refusal"]:
+        return UserError(state["refusal"])
+    cause = getattr(error, "cause", None)  # of a task; an actor that died has none
+    if cause is None and state and state["failures"]:
+        return EngineError(state["failures"][-1].rstrip())
+    if isinstance(cause, UserError | EngineError):
+        return type(cause)(str(cause).splitlines()[0])  # Ray appends advice on its own options
+    return EngineError(f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def _ray(num_cores: int) -> Iterator[None]:
+    """A Ray of our own, or the one that this process has already."""
+    import ray.data  # before the loggers are silenced: its import sets their levels
+
+    quiet_loggers()
+    if ray.is_initialized():
+        yield
+        return
+    # With one logical CPU a reader could block the others for ever; engines ask for none.
+    options = {"num_cpus": max(2, num_cores), "include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    with _without_sigterm_handler():
+        ray.init(address="local", **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _without_sigterm_handler() -> Iterator[None]:
+    """Keeps ray.init from setting its handler of SIGTERM, which raises SystemExit(15) wherever the process is: in C++, which aborts, or
+    in the middle of logging, whose lock then is never free again. Without it SIGTERM ends the process at once, until we handle it.
+    """
+    import ray
+
+    utils = ray._private.utils
+    if not hasattr(utils, "set_sigterm_handler"):
+        raise EngineError(f"ray {ray.__version__} has no utils.set_sigterm_handler; allowed: ray>=2.60,<2.61")
+    before = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = before
