@@ -183,7 +183,10 @@ def _ray(num_cores: int) -> Iterator[None]:
     # With one logical CPU a reader could block the others for ever; engines ask for none.
     options = {"num_cpus": max(2, num_cores), "include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     with _without_sigterm_handler():
-        ray.init(address="local", **options)
+        try:
+            ray.init(address="local", **options)
+        except Exception as error:  # a plain Exception when a busy machine takes longer than Ray waits
+            raise EngineError(f"Ray cannot be started: {error}") from None
     try:
         yield
     finally:

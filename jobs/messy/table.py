@@ -48,7 +48,7 @@ def main() -> None:
             if not way and run["refused"] and "repeated ids" in run["refused"]:
                 ways.append(["input.id=null"])
             if not way and run["refused"] and f", {_NESTED})" in run["refused"]:
-                ways.append([f"input.{name}={_NESTED}.{name}" for name in ("id", "prompt", "messages")])
+                ways.append(["input.id=null", *(f"input.{name}={_NESTED}.{name}" for name in ("prompt", "messages"))])
     write_result("messy", {"runs": sorted(runs, key=lambda run: (run["file"], run["options"]))})
 
 

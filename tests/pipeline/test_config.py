@@ -147,7 +147,7 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         ("sampling.logit_bias={1.5: 3}", "logit_bias has a key that is no token id"),
         ("sampling.stop=[1]", "sampling.stop"),
         ("engine.max_batch=0", "allowed: auto, or an integer >= 1"),
-        ("engine.kv_cache_gib=-1", "allowed: auto, or a number > 0"),
+        ("engine.kv_cache_gib=-1", "allowed: auto, or a finite number > 0"),
         ("ray.workers=two", "allowed: auto, or an integer >= 1"),
         ("output.rows_per_file=0", "allowed: an integer >= 1, or null"),
     ],

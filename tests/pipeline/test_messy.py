@@ -107,7 +107,7 @@ REFUSED = {
     "only_newlines.jsonl": (b"\n\n\n", "has no records"),
     "utf16le_bom.jsonl": (lines(*GOOD).decode().encode("utf-16"), "is UTF-16; allowed: UTF-8"),
     "pretty_printed.jsonl": (json.dumps([json.loads(record) for record in GOOD], indent=2).encode(), "is one JSON array"),
-    "pretty_printed.json": (b"[]", "holds no input file; allowed: names that end in .jsonl"),
+    "pretty_printed.json": (b"[]", "has no known suffix; allowed: .jsonl"),
     "repeated.jsonl.gz": (gzip.compress(lines(*GOOD) * 2, mtime=0), r"repeated ids in column 'id': 'ok0' \(repeated.jsonl.gz:1 and "),
     "not_really_gzip.jsonl.gz": (lines(*GOOD), "is no gzip file"),
     "no_prompt.jsonl": (b'{"promt": "x"}\n', "unknown column 'prompt'; did you mean 'promt'"),

@@ -84,7 +84,7 @@ def ledger(ray_session):
 
 
 def read_rows_and_go_on(prompts):
-    """A row per prompt; beside them a reader that reads for ever."""
+    """A row per prompt; beside them a reader that reads for longer than a stop takes."""
 
     class Source(ray.data.Datasource):
         def estimate_inmemory_data_size(self):
@@ -99,8 +99,8 @@ def read_rows_and_go_on(prompts):
         yield pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
 
     def go_on():
-        while True:
-            time.sleep(0.1)  # short: Ray's cancel does not wake a sleeper, and the next test needs the CPU
+        for _ in range(300):  # not for ever: Ray's cancel may miss a reader, and the next test needs its CPU
+            time.sleep(0.1)
             yield from read_all()
 
     return ray.data.read_datasource(Source(), override_num_blocks=2)
