@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _BIG, _SMALL = 150, 40  # records of the one large file, and of each of the others
+_LONG_S = 3.0  # of a row that takes long
 _LONGEST = 400  # words, more than the tiny model has positions
 
 
@@ -22,7 +23,7 @@ def write_input(folder: Path, kind: str, *, broken_until: float | None = None, s
     scale: of the number of records.
     """
     folder.mkdir(parents=True)
-    make_prompt = _Prompts(broken_until).fake if kind == "fake" else _real_prompt
+    make_prompt = _Prompts(broken_until, long_s=max(1.0, scale * _LONG_S)).fake if kind == "fake" else _real_prompt
     big, small = max(30, int(scale * _BIG)), max(8, int(scale * _SMALL))
     (folder / "big.jsonl").write_bytes(_lines("big", big, make_prompt))
     (folder / "more.jsonl.gz").write_bytes(gzip.compress(_lines("more", small, make_prompt)))
@@ -57,14 +58,15 @@ def _lines(name: str, num_records: int, make_prompt: Callable[[int], str]) -> by
 class _Prompts:
     """For the fake engine, whose rows take no time unless they are told to."""
 
-    def __init__(self, broken_until: float | None):
+    def __init__(self, broken_until: float | None, long_s: float):
         self._broken_until = broken_until
+        self._long_s = long_s
 
     def fake(self, number: int) -> str:
         draw = random.Random(number)
         marks = [f"[[fake:slow={draw.uniform(0.05, 0.3):.3f}]]"]
         if number % 41 == 20:
-            marks = ["[[fake:slow=3]]"]
+            marks = [f"[[fake:slow={self._long_s:.3f}]]"]
         if number % 19 == 4:
             marks.append("[[fake:row_error]]")
         if self._broken_until is not None and number % 3 == 0:

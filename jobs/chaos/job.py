@@ -25,7 +25,7 @@ from pipeline.exit_codes import ENGINE_FAILURE, SIGNAL_BASE
 SCENARIOS = ("plain", "overwrite", "retry")
 
 _CLOSING = "between the last row and the end"
-_LEFTOVER_S = 30.0
+_DEATH_S = 30.0  # a killed process may have to wait for the disk first
 _LONGEST_S = 600.0
 _MAX_BAD_ENDS = 4
 _NEARLY = 0.8
@@ -76,7 +76,7 @@ class ChaosJob:
         heals_at = time.time() + 2 * self.boot_s + 15 if can_heal else None
         write_input(source, self._mode.kind, broken_until=heals_at, scale=self._scale)
         self._input = self._mode.publish(source)
-        with contextlib.closing(self._mode.make_output(self._folder / "out", self.boot_s)) as self._output:
+        with contextlib.closing(self._mode.make_output(self._folder / "out")) as self._output:
             self._prepare(source, heals_at)
             with contextlib.closing(Watcher(self._output)) as self._watcher:
                 self._attack = Attack(self._output, self._watcher, len(self._reference.values), self.boot_s)
@@ -88,7 +88,7 @@ class ChaosJob:
                 self.report.findings += self._watcher.complaints
                 self.report.num_looks = self._watcher.num_looks
         self.boot_s = self._attack.boot_s
-        self.report.num_leftovers = end_leftovers(self._attack.seen, _LEFTOVER_S)
+        end_leftovers(self._attack.seen)
         return self.report
 
     def _prepare(self, source: Path, heals_at: float | None) -> None:
@@ -188,7 +188,7 @@ class ChaosJob:
         return kill
 
     def _await_death(self, life: Life, kill: Kill) -> None:
-        life.wait(_LEFTOVER_S)
+        life.wait(_DEATH_S)
         kill.window = self._output.window()
 
     def _complete(self, kill: Kill) -> None:

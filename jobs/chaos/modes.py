@@ -25,14 +25,14 @@ _FAKE = {"engine": {"kind": "fake", "max_batch": 8}}
 class Mode:
     """kind: of the engine. command: what is started, before `run`. options: of the job file.
 
-    make_output: from an empty folder's path and the time that a start takes. publish: puts the input where the job reads it; returns
+    make_output: from the path of a folder that is not there yet. publish: puts the input where the job reads it; returns
     the overrides for it. root, others: see `jobs.chaos.processes.Life`. victims: beside the driver. before_life: called before each start.
     """
 
     kind: str
     options: dict[str, Any]
     command: Sequence[str] = RHEO
-    make_output: Callable[[Path, float], Any] = lambda path, boot_s: DiskOutput(path)
+    make_output: Callable[[Path], Any] = DiskOutput
     publish: Callable[[Path], list[str]] = lambda folder: [f"input.path={folder}"]
     victims: tuple[str, ...] = LOCAL_VICTIMS
     root: int | None = None
@@ -82,8 +82,8 @@ def s3(folder: Path) -> Iterator[Mode]:
             client.put_object(Bucket="chaos-input", Key=f"{prefix}/{path.name}", Body=path.read_bytes())
         return [f"input.path=s3://chaos-input/{prefix}/", f"input.storage_options.endpoint_url={server.url}"]
 
-    def make_output(path: Path, boot_s: float) -> StoreOutput:
-        return StoreOutput(server, gates[0], path.relative_to(folder).as_posix(), boot_s)
+    def make_output(path: Path) -> StoreOutput:
+        return StoreOutput(server, gates[0], path.relative_to(folder).as_posix())
 
     try:
         yield Mode(kind="fake", options=_with_output(_FAKE), make_output=make_output, publish=publish)

@@ -16,13 +16,17 @@ class Trigger:
     """A write of the driver.
 
     what: `part` is anything in rows/. number: which write of that kind, counted from 1 since the driver was started.
-    share: how far into a write on a disk, in typical durations of one. phase: of a request to an object store.
+    share: how far into a write on a disk, in typical durations of one.
+    phase: of a request to an object store. release: when a late one is let in: just before or after the next one of its name, or by the
+    clock, delay_s seconds later.
     """
 
     what: Literal["part", "run.json"]
     number: int
-    share: float
-    phase: str
+    share: float = 0.0
+    phase: str = "dropped"
+    release: Literal["before", "after", "clock"] = "clock"
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,14 @@ class Moments:
         return Moment("whole", self._driver(), kill, self._rng.uniform(0, 3))
 
     def _in_a_write(self, what: str, number: int) -> Moment:
-        trigger = Trigger(what, number, max(0.0, self._rng.uniform(-0.3, 0.8)), self._rng.choice(PHASES))
+        trigger = Trigger(
+            what,
+            number,
+            share=max(0.0, self._rng.uniform(-0.3, 0.8)),
+            phase=self._rng.choice(PHASES),
+            release=self._rng.choice(("before", "after", "clock")),
+            delay_s=self._rng.uniform(0, 1.6) * self.boot_s,
+        )
         return Moment("write", self._driver(), signal.SIGKILL, trigger=trigger)
 
     def _driver(self) -> str:

@@ -126,25 +126,13 @@ def _command(process: psutil.Process) -> str:
     return " ".join(process.cmdline()).strip()
 
 
-def end_leftovers(known: Mapping[int, float], patience_s: float) -> int:
-    """Kills those processes of former lives that have not ended by themselves after some time. Returns their number.
+def end_leftovers(known: Mapping[int, float]) -> None:
+    """Kills what is left of former lives: two of Ray's agents wait a minute for a raylet that is dead.
 
     known: process id -> when it was created.
     """
-    until = time.monotonic() + patience_s
-    while (left := _alive(known)) and time.monotonic() < until:
-        time.sleep(0.5)
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    return len(left)
-
-
-def _alive(known: Mapping[int, float]) -> list[psutil.Process]:
-    alive = []
     for pid, created in known.items():
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-    return alive
+            if process.create_time() == created:
+                process.kill()

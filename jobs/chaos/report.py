@@ -43,7 +43,6 @@ class Report:
     num_rows: int = 0
     num_lives: int = 0
     num_looks: int = 0
-    num_leftovers: int = 0  # processes that did not end by themselves
     kills: list[Kill] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)

@@ -49,7 +49,6 @@ class Results:
                 "victims": dict(Counter(f"{kill.signal} to {kill.victim}" for kill in report.kills)),
                 "windows": dict(Counter(_kind(kill.window) for kill in report.kills if kill.window)),
                 "late": report.late,
-                "leftover_processes": report.num_leftovers,
                 "findings": report.findings,
                 **{name: None if verdict is None else list(map(list, getattr(verdict, name))) for name in _LISTS},
             }

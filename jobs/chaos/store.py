@@ -14,14 +14,16 @@ from pathlib import Path
 from jobs.chaos.moments import Trigger
 
 _BUCKET = "chaos"
+_MEETING_S = 0.05  # for a late request to get in first
 _PART = re.compile(rf"/{_BUCKET}/[^?]+/rows/part-\d+\.parquet")
 _RUN = re.compile(rf"/{_BUCKET}/[^?]+/run\.json")
 
 
 class _Late:
-    """A request that waits to be let in. why: it was."""
+    """A request that waits to be let in: before or after the next one of its name. why: it was."""
 
-    def __init__(self):
+    def __init__(self, release: str):
+        self.release = release
         self.go_on = threading.Event()
         self.why = ""
 
@@ -34,12 +36,12 @@ class _Late:
 class Gate:
     """WSGI middleware before the store. Takes PUTs apart when it is told to, kills in the middle of one, and lets it in later.
 
-    A late request is let in after a time, or just before another driver's PUT of the same name, or after the job's end.
+    A late request is let in after a time, or just before or after another driver's PUT of the same name, or else after the job's end.
     """
 
     def __init__(self, app: Callable):
         self._app = app
-        self._armed: tuple[Trigger, float | None, Callable[[], None]] | None = None
+        self._armed: tuple[Trigger, Callable[[], None]] | None = None
         self._num_writes = {"part": 0, "run.json": 0}
         self._in_flight: list[str] = []
         self._late: dict[str, _Late] = {}  # path -> the request that waits for another of its name
@@ -55,9 +57,8 @@ class Gate:
             self.num_parts = 0
             self._num_writes = {"part": 0, "run.json": 0}
 
-    def arm(self, trigger: Trigger, delay_s: float | None, fire: Callable[[], None]) -> None:
-        """delay_s: of a late request; None: until another of its name comes, or `settle` is called."""
-        self._armed = (trigger, delay_s, fire)
+    def arm(self, trigger: Trigger, fire: Callable[[], None]) -> None:
+        self._armed = (trigger, fire)
 
     def disarm(self) -> None:
         self._armed = None
@@ -78,24 +79,21 @@ class Gate:
         what = _kind(environ)
         if what is None:
             return self._app(environ, start_response)
-        due = self._count(what, environ["PATH_INFO"])
-        if due is None:
-            return self._pass(environ, start_response, what)
-        return self._cut(environ, start_response, what, *due)
-
-    def _count(self, what: str, path: str) -> tuple[Trigger, float | None, Callable[[], None]] | None:
+        path = environ["PATH_INFO"]
         with self._lock:
             meets = self._late.pop(path, None)
             self._num_writes[what] += 1
             due, number = self._armed, self._num_writes[what]
-            if due is not None and (due[0].what, due[0].number) == (what, number):
+            is_due = due is not None and (due[0].what, due[0].number) == (what, number)
+            if is_due:
                 self._armed = None
-            else:
-                due = None
-        if meets is not None:
+        if meets is not None and meets.release == "before":
             meets.let_in("just before a PUT of its name")
-            time.sleep(0.05)  # the late one goes first
-        return due
+            time.sleep(_MEETING_S)
+        answer = self._cut(environ, start_response, what, *due) if is_due else self._pass(environ, start_response, what)
+        if meets is not None:
+            meets.let_in("just after a PUT of its name")
+        return answer
 
     def _pass(self, environ: dict, start_response: Callable, what: str):
         self._in_flight.append(what)
@@ -106,7 +104,7 @@ class Gate:
         self.num_parts += what == "part"
         return answer
 
-    def _cut(self, environ: dict, start_response: Callable, what: str, trigger: Trigger, delay_s: float | None, fire: Callable[[], None]):
+    def _cut(self, environ: dict, start_response: Callable, what: str, trigger: Trigger, fire: Callable[[], None]):
         kind = what if what == "run.json" or "HTTP_IF_NONE_MATCH" in environ else "part to be replaced"
         length = int(environ.get("CONTENT_LENGTH") or 0)
         self.fired = f"PUT of a {kind}: {trigger.phase}"
@@ -120,19 +118,19 @@ class Gate:
             return answer
         else:
             environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
-            self._hold(environ, kind, delay_s)
+            self._hold(environ, kind, trigger)
             fire()
         start_response("503 Service Unavailable", [("Content-Length", "0")])  # to nobody
         return []
 
-    def _hold(self, environ: dict, kind: str, delay_s: float | None) -> None:
-        late = _Late()
-        if delay_s is None:
+    def _hold(self, environ: dict, kind: str, trigger: Trigger) -> None:
+        late = _Late(trigger.release)
+        if trigger.release != "clock":
             self._late[environ["PATH_INFO"]] = late
         killed_at = time.monotonic()
 
         def pass_late() -> None:
-            if not late.go_on.wait(delay_s):
+            if not late.go_on.wait(trigger.delay_s if trigger.release == "clock" else None):
                 late.why = "by the clock"
             answers: list[str] = []
             for _ in self._app(environ, lambda status, *_: answers.append(status)):
@@ -146,20 +144,14 @@ class Gate:
 
 
 class StoreOutput:
-    """A prefix in a bucket of the gate's store, empty at first.
+    """A prefix in a bucket of the gate's store, empty at first. server: an infra.s3_server.S3Server."""
 
-    Args:
-        server: an infra.s3_server.S3Server.
-        boot_s: how long a start takes, in the middle; late requests come within that time, more or less.
-    """
-
-    def __init__(self, server, gate: Gate, name: str, boot_s: float):
+    def __init__(self, server, gate: Gate, name: str):
         self.path = f"s3://{_BUCKET}/{name}"
         self.overrides = [f"output.storage_options.endpoint_url={server.url}"]
         self._prefix = f"{name}/"
         self._client = server.client()
         self._gate = gate
-        self._boot_s = boot_s
         self._client.create_bucket(Bucket=_BUCKET)
 
     @property
@@ -172,7 +164,7 @@ class StoreOutput:
 
     def arm(self, trigger: Trigger, fire: Callable[[], None]) -> None:
         """Calls `fire` in the middle of a write."""
-        self._gate.arm(trigger, None if trigger.share < 0.4 else 2 * trigger.share * self._boot_s, fire)
+        self._gate.arm(trigger, fire)
 
     def disarm(self) -> None:
         self._gate.disarm()

@@ -11,11 +11,17 @@ from jobs.chaos.modes import MODES
 from jobs.chaos.report import Report
 
 
-@pytest.fixture
-def run_chaos(tmp_path_factory, monkeypatch):
-    """Runs a job of a few rows until so many kills are over."""
+@pytest.fixture(scope="session")
+def references():
+    """What undisturbed runs of the fake engine made."""
+    return {}
 
-    def run(mode: str, scenario: str, num_kills: int, seed: int) -> Report:
+
+@pytest.fixture
+def run_chaos(tmp_path_factory, monkeypatch, references):
+    """Runs a job of a few rows that is killed once."""
+
+    def run(mode: str, seed: int) -> Report:
         folder = tmp_path_factory.mktemp(mode)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         with MODES[mode](folder) as options:
@@ -24,10 +30,10 @@ def run_chaos(tmp_path_factory, monkeypatch):
                 0,
                 random.Random(seed),
                 folder / "job",
-                scenario=scenario,
-                references={},
+                scenario="plain",
+                references=references,
                 boot_s=5.0,
-                max_kills=num_kills,
+                max_kills=1,
                 more_writes=True,
                 scale=0.2,
             )

@@ -25,7 +25,7 @@ def output(tmp_path):
 def test_a_trigger_comes_in_its_write(output, what, number):
     folder, fired, seen = LocalFolder(output.path), threading.Event(), []
     output.begin_life()
-    output.arm(Trigger(what, number, 0.0, "late"), fired.set)
+    output.arm(Trigger(what, number), fired.set)
     for count in range(4):
         folder.create(f"rows/part-{count:08}.parquet", encode_part(rows((f"r{count}", 0)), "run"))
         seen.append(("part", count + 1, fired.wait(0.5)))

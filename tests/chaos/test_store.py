@@ -28,7 +28,7 @@ def store(s3_credentials, request):  # noqa: F811
         return gates[0]
 
     server = S3Server(middleware=make_gate)
-    output = StoreOutput(server, gates[0], request.node.name.translate(str.maketrans("[]", "--")), 0.5)
+    output = StoreOutput(server, gates[0], request.node.name.translate(str.maketrans("[]", "--")))
     output.begin_life()
     yield output, S3Folder(output.path, {"endpoint_url": server.url}), server.url
     output.close()
@@ -55,7 +55,7 @@ def put_once(url: str, output: StoreOutput) -> threading.Thread:
 def test_a_request_is_cut_where_it_was_to_be(store, phase):
     output, _, url = store
     there_then = []
-    output.arm(Trigger("part", 1, 0.7, phase), lambda: there_then.append(dict(output.list_parts())))
+    output.arm(Trigger("part", 1, phase=phase, delay_s=0.5), lambda: there_then.append(dict(output.list_parts())))
     put_once(url, output).join()
     assert [bool(parts) for parts in there_then] == [phase == "stored"]
     assert output.window() == f"PUT of a part: {phase}"
@@ -65,7 +65,7 @@ def test_a_request_is_cut_where_it_was_to_be(store, phase):
 
 def test_a_late_request_comes_just_before_the_next_of_its_name(store):
     output, folder, url = store
-    output.arm(Trigger("part", 1, 0.0, "late"), lambda: None)
+    output.arm(Trigger("part", 1, phase="late", release="before"), lambda: None)
     put_once(url, output).join()
     assert dict(output.list_parts()) == {}
     with pytest.raises(FileExistsError):
@@ -74,10 +74,19 @@ def test_a_late_request_comes_just_before_the_next_of_its_name(store):
     assert "just before a PUT of its name: 200 OK" in output.settle()[0]
 
 
-def test_a_late_request_that_finds_its_name_taken_is_refused(store):
+@pytest.mark.parametrize(("release", "why"), [("after", "just after a PUT of its name"), ("clock", "by the clock")])
+def test_a_late_request_that_finds_its_name_taken_is_refused(store, release, why):
     output, folder, url = store
-    output.arm(Trigger("part", 1, 0.8, "late"), lambda: None)
+    output.arm(Trigger("part", 1, phase="late", release=release, delay_s=0.5), lambda: None)
     put_once(url, output).join()
     folder.create(NAME, encode_part(rows(("second", 0)), "second"))
-    assert "by the clock: 412" in output.settle()[0]
+    assert f"{why}: 412" in output.settle()[0]
     assert b"second" in output.read(NAME)
+
+
+def test_a_late_request_that_meets_no_other_comes_at_the_end(store):
+    output, _, url = store
+    output.arm(Trigger("part", 1, phase="late", release="after"), lambda: None)
+    put_once(url, output).join()
+    assert "with nobody else at work: 200 OK" in output.settle()[0]
+    assert list(output.list_parts()) == [NAME]
