@@ -15,7 +15,8 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.models.presets import PRESETS
-from pipeline.config import JobConfig, SamplingSection, SpeculationSection, option_names
+from pipeline.config import JobConfig, SamplingSection, SpeculationSection
+from pipeline.config_file import option_names
 from pipeline.formats import format_of
 from pipeline.input_file import InputFile
 from pipeline.models import Models
@@ -63,7 +64,7 @@ def describe_job(config: JobConfig, files: list[InputFile]) -> dict[str, Any]:
     Raises UserError for a topology that cannot be found or read, a value that JSON cannot hold, and files that cannot be read.
     """
     config = dataclasses.replace(config, sampling=_resolve_sampling(config.sampling), speculation=_resolve_topology(config))
-    names = [name for name in option_names() if name not in FREE_OPTIONS | _RESOLVED_OPTIONS]
+    names = [name for name in option_names(JobConfig) if name not in FREE_OPTIONS | _RESOLVED_OPTIONS]
     values = {name: functools.reduce(getattr, name.split("."), config) for name in names}
     fingerprint = {name: _to_json(name, value) for name, value in values.items() if name not in _TREE or value is not None}
     with ThreadPoolExecutor() as pool:  # reading and hashing let other threads run

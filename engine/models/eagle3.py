@@ -117,17 +117,30 @@ class Eagle3Head(nn.Module):
         positions_N: int64, the pair's index in the sequence from 0, one less than the token's own position in the target.
         """
         layer, attention = self.midlayer, self.midlayer.self_attn
-        embedded_NH, normed_NH = F.embedding(tokens_N, self.embedding_VH), layer.hidden_norm(feature_NH)
+        x_N2H, normed_NH = self._pair(tokens_N, feature_NH)
         residual_NH = normed_NH if self.config.norm_before_residual else feature_NH
-        x_N2H = torch.cat((layer.input_layernorm(embedded_NH), normed_NH), dim=-1)
-        query_NAD = attention.q_proj(x_N2H).unflatten(-1, (-1, self.head_dim))
-        key_NGD = attention.k_proj(x_N2H).unflatten(-1, (-1, self.head_dim))
-        value_NGD = attention.v_proj(x_N2H).unflatten(-1, (-1, self.head_dim))
-        cos_N1D, sin_N1D = self._rotary(positions_N, x_N2H.dtype)
-        out_NAD = attend(_rotate(query_NAD, cos_N1D, sin_N1D), _rotate(key_NGD, cos_N1D, sin_N1D), value_NGD)
-        a_NH = residual_NH + attention.o_proj(out_NAD.flatten(-2))
+        rotary = self._rotary(positions_N, x_N2H.dtype)
+        query_NAD = _rotate(attention.q_proj(x_N2H).unflatten(-1, (-1, self.head_dim)), *rotary)
+        key_NGD, value_NGD = self._key_value(x_N2H, rotary)
+        a_NH = residual_NH + attention.o_proj(attend(query_NAD, key_NGD, value_NGD).flatten(-2))
         g_NH = a_NH + layer.mlp(layer.post_attention_layernorm(a_NH))
         return self.norm(g_NH) if self.config.norm_output else g_NH
+
+    def key_value(self, tokens_N: Tensor, feature_NH: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` hands to `attend` as keys and values [N, G, D] of the same pairs: all that others need of them."""
+        x_N2H, _ = self._pair(tokens_N, feature_NH)
+        return self._key_value(x_N2H, self._rotary(positions_N, x_N2H.dtype))
+
+    def _pair(self, tokens_N: Tensor, feature_NH: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's input [N, 2H], and the second half of it."""
+        normed_NH = self.midlayer.hidden_norm(feature_NH)
+        embedded_NH = self.midlayer.input_layernorm(F.embedding(tokens_N, self.embedding_VH))
+        return torch.cat((embedded_NH, normed_NH), dim=-1), normed_NH
+
+    def _key_value(self, x_N2H: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        attention = self.midlayer.self_attn
+        key_NGD, value_NGD = (project(x_N2H).unflatten(-1, (-1, self.head_dim)) for project in (attention.k_proj, attention.v_proj))
+        return _rotate(key_NGD, *rotary), value_NGD
 
     def logits(self, g_NH: Tensor) -> Tensor:
         """Logits [N, U] over the draft vocabulary; column u is target token d2t[u]."""

@@ -6,7 +6,8 @@ import pytest
 from engine.errors import UserError
 from engine.params import SamplingParams, Speculation, Verification
 from pipeline.checks import check_config, check_model
-from pipeline.config import SamplingSection, SpeculationSection, VerificationSection, load_config, option_names
+from pipeline.config import JobConfig, SamplingSection, SpeculationSection, VerificationSection, load_config
+from pipeline.config_file import option_names
 
 # A new option is a conscious change: it is added here too.
 _TEXT = """
@@ -38,7 +39,7 @@ def load(tmp_path):
 
 
 def test_the_list_of_options_is_frozen():
-    assert option_names() == OPTIONS
+    assert option_names(JobConfig) == OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,9 @@ def test_a_missing_file_names_the_nearest(tmp_path):
     [
         ("input.max_errors=-1", "input.max_errors=-1; allowed: a number of rows, a share of them below 1, or null"),
         ("input.max_errors=1.5", "input.max_errors=1.5; allowed"),
+        ("input.max_errors=.inf", "input.max_errors=inf; allowed"),
+        ("input.max_errors=1.0e+400", "input.max_errors=inf; allowed"),
+        ("input.max_errors=.nan", "input.max_errors=nan; allowed"),
         ("input.max_errors=many", "input.max_errors='many'; allowed"),
         ("input.storage_options={key: secret}", "input.storage_options.key: credentials do not belong into a job file"),
         ("output.storage_options={url: x}", "output.storage_options.url is unknown; allowed: endpoint_url, "),
@@ -123,6 +127,8 @@ def test_a_missing_file_names_the_nearest(tmp_path):
             "output.path=gs://bucket/x",
             "output.path='gs://bucket/x' is on a store that is not built yet; allowed: a local path, s3://bucket/name",
         ),
+        ("input.path='s3a://KEY:SECRET@bucket/in'", "input.path='s3a://...@bucket/in' is on a store that is not built yet"),
+        ("input.path=['https://me:SECRET@host/in', 5]", r"input.path=\['https://...@host/in', 5\]; allowed: a path, or a list"),
         ("output.path=s3://", "output.path: no bucket"),
         ("output.path='s3://me:secret@bucket/x'", "output.path: no bucket, or credentials"),
         ("ray.gpus_per_worker=0.5", "not built yet"),

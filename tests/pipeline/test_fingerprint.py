@@ -11,7 +11,8 @@ from transformers import LlamaConfig
 from engine.errors import UserError
 from engine.models.presets import PRESETS
 from pipeline import fingerprint as fingerprint_module
-from pipeline.config import option_names
+from pipeline.config import JobConfig
+from pipeline.config_file import option_names
 from pipeline.files import find_files
 from pipeline.fingerprint import ROWS_VERSION, describe_job, describe_models, find_difference
 from pipeline.models import Models, fetch_models
@@ -113,7 +114,7 @@ def describe(tmp_path, monkeypatch, make_config):
 def test_every_option_is_in_the_fingerprint_or_free():
     """A new option is put into one of these lists, and tested there."""
     named = [*CHANGES, *FREE, *OF_MODELS]
-    assert sorted(named) == sorted(option_names())
+    assert sorted(named) == sorted(option_names(JobConfig))
 
 
 @pytest.mark.parametrize("option", CHANGES)
