@@ -23,12 +23,12 @@ def save(folder: Path, name: str, state: dict[str, Any]) -> None:
 def load(folder: Path, decay_from: int) -> dict[str, Any] | None:
     """The state to go on from, None at the beginning.
 
-    decay_from: of this run. A state from the fall of a shorter run is passed over for the one before it.
+    decay_from: of this run. A state out of another run's fall is passed over for the one before it.
     """
     for name in (LAST, LEVEL):
         if (folder / name).exists():
             state = torch.load(folder / name, map_location="cpu", weights_only=True)
-            if state["step"] <= decay_from or state["decay_from"] == decay_from:
+            if state["step"] <= state["decay_from"] or state["decay_from"] == decay_from:
                 return state
     return None
 

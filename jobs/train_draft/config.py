@@ -66,6 +66,7 @@ class TrainSection:
 
     batch: windows of text in a step, of all workers together. queries: places of a window where drafting begins.
     draft_steps: of the training-time test. step_weight: of each draft step's loss, as a share of the one before.
+    columns: tokens of the draft's vocabulary that a step looks at, the likeliest and a sample of the others; None: all.
     acceptance_share: of the loss that is the log of the expected acceptance; the rest is cross-entropy.
     decay: share of the steps, the last ones, over which the learning rate falls to nothing. validation: share of the prompts held out.
     """
@@ -74,6 +75,7 @@ class TrainSection:
     batch: int = 32
     queries: int = 32
     draft_steps: int = 4
+    columns: int | None = None
     step_weight: float = 0.9
     acceptance_share: float = 0.0
     learning_rate: float = 1e-3
@@ -152,6 +154,7 @@ _RULES = (
     ("draft.intermediate_size", _is_size, "an integer >= 1, or null"),
     ("draft.feature_layers", _is_layers, "a rising list of layer numbers, or null"),
     *((f"train.{name}", _is_count, "an integer >= 1") for name in ("steps", "batch", "queries", "draft_steps", "validate_every")),
+    ("train.columns", lambda v: v is None or v >= 8, "an integer >= 8, or null"),
     ("train.warmup", lambda v: v >= 0, "an integer >= 0"),
     ("train.step_weight", lambda v: 0 < v <= 1, "a number above 0, at most 1"),
     ("train.acceptance_share", lambda v: 0 <= v <= 1, "a number from 0 to 1"),

@@ -1,14 +1,20 @@
 """Soft targets over the draft's vocabulary, and their gradient at the output head, in one pass over the logits.
 
-Shapes: S steps, B texts, Q queries a text, T = Q + S - 1 places, H hidden size, U draft vocabulary.
+Shapes: S steps, B texts, Q queries a text, T = Q + S - 1 places, H hidden size, U draft vocabulary, C tokens of it that are looked at.
 
 With z the draft's logits, q = softmax(z), p the target's law on the draft's vocabulary (its sum is below 1), P = sum p and
 a = sum min(p, q), the chance that a token drawn from q is accepted:
     cross-entropy   -sum p log q        gradient in z:  P q - p
     acceptance      -log a              gradient in z:  q (sum_{q<p} q - [q<p]) / a
+
+The output head is most of the work, and most of its tokens are unlikely everywhere in a batch. So a step may look at the likeliest and at
+a sample of the others, each of which then stands for w tokens: p w in place of p, and z + log w in place of z. Sums over the vocabulary,
+and so the loss within rounding of its logarithm, keep their mean.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +32,9 @@ class DraftLoss(torch.autograd.Function):
     def forward(
         ctx,
         output_SBQH: Tensor,
-        lm_head_UH: Tensor,
-        target_head_UH: Tensor,
+        lm_head_CH: Tensor,
+        target_head_CH: Tensor,
+        log_share_C: Tensor,
         hidden_BTH: Tensor,
         log_z_BT: Tensor,
         exists_BT: Tensor,
@@ -36,85 +43,113 @@ class DraftLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """(loss, sums [S, len(METRICS) + 1] of the metrics and of the places).
 
-        output: as `Unroll.forward` gives it. target_head: rows of the target's output head for the draft's vocabulary.
+        output: as `Unroll.forward` gives it. lm_head, target_head: the rows of both output heads for the tokens that are looked at.
+        log_share: log of the number of tokens that each of them stands for.
         hidden, log_z, exists: of a Batch. weight: of each step. acceptance_share: of the second loss, the rest is the first.
         """
         num_steps, num_texts, num_queries, _ = output_SBQH.shape
-        dtype = target_head_UH.dtype
-        head_UH = lm_head_UH.to(dtype)
+        dtype = target_head_CH.dtype
+        head_CH = lm_head_CH.to(dtype)
         output_SBQH = output_SBQH.to(dtype)
         exists_SBQ = torch.stack([exists_BT[:, step : step + num_queries] for step in range(num_steps)])
         count_S = exists_SBQ.sum((1, 2)).clamp(min=1)
-        gradient_SBQU = output_SBQH.new_zeros(*output_SBQH.shape[:3], len(head_UH))
+        gradient_SBQC = output_SBQH.new_zeros(*output_SBQH.shape[:3], len(head_CH))
         sums = output_SBQH.new_zeros(num_steps, len(METRICS) + 1, dtype=torch.float32)
         loss = sums.new_zeros(())
         texts = max(1, _ROWS // num_queries)
         for start in range(0, num_texts, texts):
             chunk = slice(start, start + texts)
-            law_BTU = torch.exp((hidden_BTH[chunk].to(dtype) @ target_head_UH.T).float() - log_z_BT[chunk].unsqueeze(-1))
+            law_BTC = _law(hidden_BTH[chunk], target_head_CH, log_z_BT[chunk], log_share_C)
             for step in range(num_steps):
-                p_BQU = law_BTU[:, step : step + num_queries]
-                z_BQU = (output_SBQH[step, chunk] @ head_UH.T).float()
+                p_BQC = law_BTC[:, step : step + num_queries]
+                z_BQC = (output_SBQH[step, chunk] @ head_CH.T).float() + log_share_C
                 exists_BQ = exists_SBQ[step, chunk]
-                log_sum_BQ = z_BQU.logsumexp(-1)
-                mass_BQ = p_BQU.sum(-1)
-                entropy_BQ = log_sum_BQ * mass_BQ - (p_BQU * z_BQU).sum(-1)
-                is_top_BQ = z_BQU.argmax(-1) == p_BQU.argmax(-1)
-                q_BQU = z_BQU.sub_(log_sum_BQ.unsqueeze(-1)).exp_()
-                accepted_BQ = torch.minimum(p_BQU, q_BQU).sum(-1)
+                log_sum_BQ = z_BQC.logsumexp(-1)
+                mass_BQ = p_BQC.sum(-1)
+                entropy_BQ = log_sum_BQ * mass_BQ - (p_BQC * (z_BQC - log_share_C)).sum(-1)
+                is_top_BQ = z_BQC.argmax(-1) == p_BQC.argmax(-1)
+                q_BQC = z_BQC.sub_(log_sum_BQ.unsqueeze(-1)).exp_()
+                accepted_BQ = torch.minimum(p_BQC, q_BQC).sum(-1)
                 for column, value_BQ in enumerate((entropy_BQ, accepted_BQ, is_top_BQ, torch.ones_like(entropy_BQ))):
                     sums[step, column] += (value_BQ * exists_BQ).sum()
                 factor_BQ = weight_S[step] / count_S[step] * exists_BQ
                 loss_BQ = (1 - acceptance_share) * entropy_BQ - acceptance_share * accepted_BQ.log()
                 loss = loss + (loss_BQ * factor_BQ).sum()
                 if acceptance_share:
-                    below_BQU = q_BQU * (q_BQU < p_BQU)
-                    below_sum_BQ1 = below_BQU.sum(-1, keepdim=True)
-                    accept_BQU = (q_BQU * below_sum_BQ1 - below_BQU) * (acceptance_share / accepted_BQ).unsqueeze(-1)
-                    q_BQU = q_BQU.mul_(mass_BQ.unsqueeze(-1)).sub_(p_BQU).mul_(1 - acceptance_share).add_(accept_BQU)
+                    below_BQC = q_BQC * (q_BQC < p_BQC)
+                    below_sum_BQ1 = below_BQC.sum(-1, keepdim=True)
+                    accept_BQC = (q_BQC * below_sum_BQ1 - below_BQC) * (acceptance_share / accepted_BQ).unsqueeze(-1)
+                    q_BQC = q_BQC.mul_(mass_BQ.unsqueeze(-1)).sub_(p_BQC).mul_(1 - acceptance_share).add_(accept_BQC)
                 else:
-                    q_BQU = q_BQU.mul_(mass_BQ.unsqueeze(-1)).sub_(p_BQU)
-                gradient_SBQU[step, chunk] = q_BQU.mul_(factor_BQ.unsqueeze(-1)).to(dtype)
-        ctx.save_for_backward(output_SBQH, head_UH, gradient_SBQU)
+                    q_BQC = q_BQC.mul_(mass_BQ.unsqueeze(-1)).sub_(p_BQC)
+                gradient_SBQC[step, chunk] = q_BQC.mul_(factor_BQ.unsqueeze(-1)).to(dtype)
+        ctx.save_for_backward(output_SBQH, head_CH, gradient_SBQC)
         ctx.mark_non_differentiable(sums)
         return loss, sums
 
     @staticmethod
     def backward(ctx, loss_gradient: Tensor, _) -> tuple[Tensor | None, ...]:
-        output_SBQH, head_UH, gradient_SBQU = ctx.saved_tensors
-        output_gradient = (gradient_SBQU @ head_UH).float() * loss_gradient
-        head_gradient = (gradient_SBQU.flatten(0, 2).T @ output_SBQH.flatten(0, 2)).float() * loss_gradient
-        return output_gradient, head_gradient, *[None] * 6
+        output_SBQH, head_CH, gradient_SBQC = ctx.saved_tensors
+        output_gradient = (gradient_SBQC @ head_CH).float() * loss_gradient
+        head_gradient = (gradient_SBQC.flatten(0, 2).T @ output_SBQH.flatten(0, 2)).float() * loss_gradient
+        return output_gradient, head_gradient, *[None] * 7
+
+
+def _law(hidden_BTH: Tensor, target_head_CH: Tensor, log_z_BT: Tensor, log_share_C: Tensor | None = None) -> Tensor:
+    """[B, T, C]: the target's probability of each token, times what it stands for."""
+    log_BTC = (hidden_BTH.to(target_head_CH.dtype) @ target_head_CH.T).float() - log_z_BT.unsqueeze(-1)
+    return torch.exp(log_BTC if log_share_C is None else log_BTC + log_share_C)
 
 
 class Objective(nn.Module):
     """From a batch to its loss: all that is shared out over workers.
 
     Args:
-        target_head_UH: as in `DraftLoss`. step_weight, acceptance_share: of `TrainSection`.
+        target_head_UH: rows of the target's output head for the draft's vocabulary. columns: tokens that a step looks at; None: all.
+        step_weight, acceptance_share: of `TrainSection`.
     """
 
-    def __init__(self, unroll: Unroll, target_head_UH: Tensor, *, step_weight: float, acceptance_share: float):
+    def __init__(self, unroll: Unroll, target_head_UH: Tensor, *, columns: int | None, step_weight: float, acceptance_share: float):
         super().__init__()
         self.unroll = unroll
+        self._columns = columns
         self._step_weight = step_weight
         self._acceptance_share = acceptance_share
         self.target_head_UH: Tensor
         self.register_buffer("target_head_UH", target_head_UH, persistent=False)
 
     def forward(self, batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
-        """(loss, sums) of `DraftLoss`, in the precision of the target's head."""
+        """(loss, sums) of `DraftLoss`, in the precision of the target's head; over all tokens in eval mode."""
         dtype, device = self.target_head_UH.dtype, self.target_head_UH.device
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             output_SBQH = self.unroll(batch, steps)
+        lm_head_CH, target_head_CH = self.unroll.head.lm_head.weight, self.target_head_UH
+        log_share_C = batch.log_z_BT.new_zeros(len(target_head_CH))
+        if self.training and self._columns is not None and self._columns < len(target_head_CH):
+            column_C, log_share_C = _choose_columns(_mass(batch, target_head_CH), self._columns)
+            lm_head_CH, target_head_CH = lm_head_CH[column_C], target_head_CH[column_C]
         weight_S = self._step_weight ** torch.arange(steps, device=device)
+        laws = batch.hidden_BTH, batch.log_z_BT, batch.exists_BT
         return DraftLoss.apply(
-            output_SBQH,
-            self.unroll.head.lm_head.weight,
-            self.target_head_UH,
-            batch.hidden_BTH,
-            batch.log_z_BT,
-            batch.exists_BT,
-            weight_S / weight_S.sum(),
-            self._acceptance_share,
+            output_SBQH, lm_head_CH, target_head_CH, log_share_C, *laws, weight_S / weight_S.sum(), self._acceptance_share
         )
+
+
+def _mass(batch: Batch, target_head_UH: Tensor) -> Tensor:
+    """[U]: the target's probability of each token, summed over a batch."""
+    mass_U = batch.log_z_BT.new_zeros(len(target_head_UH))
+    hidden_NH, log_z_N = batch.hidden_BTH[batch.exists_BT], batch.log_z_BT[batch.exists_BT]
+    for hidden_MH, log_z_M in zip(hidden_NH.split(_ROWS), log_z_N.split(_ROWS), strict=True):
+        mass_U += _law(hidden_MH, target_head_UH, log_z_M).sum(0)
+    return mass_U
+
+
+def _choose_columns(mass_U: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """(tokens [C], log of what each stands for): three quarters are the likeliest, and the others are drawn from the rest."""
+    num_likely = number * 3 // 4
+    ranked_U = mass_U.argsort(descending=True)
+    rest = len(mass_U) - num_likely
+    drawn = ranked_U[num_likely + torch.randperm(rest, device=mass_U.device)[: number - num_likely]]
+    share_C = mass_U.new_zeros(number)
+    share_C[num_likely:] = math.log(rest / (number - num_likely))
+    return torch.cat([ranked_U[:num_likely], drawn]), share_C

@@ -59,6 +59,7 @@ class Settings:
     batch: int
     queries: int
     draft_steps: int
+    columns: int | None
     step_weight: float
     acceptance_share: float
     learning_rate: float
@@ -99,6 +100,7 @@ class Training:
         self._objective = Objective(
             Unroll(self._head, self._scale_F),
             target.get_output_embeddings().weight[self._head.d2t],
+            columns=settings.columns,
             step_weight=settings.step_weight,
             acceptance_share=settings.acceptance_share,
         ).to(self._device)
@@ -195,7 +197,9 @@ class Training:
             self._corpus, self._validation_texts, batch=_VALIDATION_BATCH, queries=_VALIDATION_QUERIES, steps=VALIDATION_STEPS, seed=0
         )
         chosen = batches.epoch(0)[:_VALIDATION_BATCHES]
+        self._objective.eval()
         sums = sum(self._objective(batches.read(windows).to(self._device), VALIDATION_STEPS)[1] for windows in chosen)
+        self._objective.train()
         checkpoints.append_log(self._folder, {**self._entry(), "validation": _rates(sums)})
 
     def _entry(self) -> dict[str, float]:

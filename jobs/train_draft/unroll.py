@@ -80,7 +80,8 @@ class Unroll(nn.Module):
 
 def _spread(x_N: Tensor, exists_BL: Tensor) -> Tensor:
     """[N, ...] -> [B, L, ...], zeros where nothing is."""
-    return x_N.new_zeros(*exists_BL.shape, *x_N.shape[1:]).masked_scatter(exists_BL.view(*exists_BL.shape, *[1] * (x_N.ndim - 1)), x_N)
+    place_N = exists_BL.flatten().nonzero().squeeze(-1)
+    return x_N.new_zeros(exists_BL.numel(), *x_N.shape[1:]).index_copy(0, place_N, x_N).unflatten(0, exists_BL.shape)
 
 
 class _Attend:
