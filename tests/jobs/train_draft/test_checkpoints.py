@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from jobs.train_draft import checkpoints
@@ -13,7 +15,7 @@ def test_the_rate_rises_stays_and_falls():
     rates = [schedule(step) for step in range(100)]
     assert rates[0] == pytest.approx(1 / 11)
     assert rates[10:71] == [1.0] * 61
-    assert all(one > other for one, other in zip(rates[70:], rates[71:], strict=False))
+    assert all(one > other for one, other in itertools.pairwise(rates[70:]))
     assert 0 < rates[-1] < 0.04
 
 
