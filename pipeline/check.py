@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+from engine.errors import UserError
+from engine.params import SamplingParams
 from pipeline.checks import check_config, check_model, check_places, describe_ignored, find_input
 from pipeline.columns import Columns
 from pipeline.config import JobConfig
 from pipeline.earlier import find_rows, read_earlier
 from pipeline.fingerprint import describe_job
-from pipeline.folders import open_folder
-from pipeline.parts import read_parts
+from pipeline.folders import Folder, explained_failures, open_folder
 from pipeline.sources import read_chunk, scan_input
 from pipeline.wording import clip, count
 
@@ -22,6 +23,11 @@ def check_job(config: JobConfig) -> str:
     """What the job would do, as text. Raises UserError for whatever would stop `rheo run`, a changed model apart."""
     defaults = check_config(config)
     folder = open_folder(config.output.path, config.output.storage_options)
+    with explained_failures(folder, UserError):
+        return _check(config, defaults, folder)
+
+
+def _check(config: JobConfig, defaults: SamplingParams, folder: Folder) -> str:
     check_places(config)
     folder.probe()
     earlier = read_earlier(folder, config)
@@ -30,7 +36,7 @@ def check_job(config: JobConfig) -> str:
     check_model(config)
     columns = Columns(config.input, defaults, config.sampling.n)
     plan = scan_input(files, columns)
-    done = find_rows(read_parts(folder, earlier.parts.values()), plan.row_numbers, retry_errors=config.output.retry_errors).done
+    done = find_rows(earlier.read_own(folder), plan.row_numbers, retry_errors=config.output.retry_errors).done
     tables = (table for chunk in plan.chunks for table in read_chunk(chunk, columns))
     rows = list(itertools.islice((row for table in tables for row in table.to_pylist()), _LOOK_AT))
     good = [row for row in rows if row["error_type"] is None]
@@ -41,7 +47,7 @@ def check_job(config: JobConfig) -> str:
         f"  model    {config.model.target}, draft {config.model.draft}, method {config.speculation.method} ({config.engine.kind} engine)",
         f"  output   {config.output.path} can be written",
     ]
-    if earlier.is_finished(config, len(files)):
+    if earlier.is_finished(config, len(files)) and done.count == plan.num_rows:
         lines.append(f"  earlier  this job is finished already: nothing would be done (exit code {earlier.run['exit_code']}, as then)")
     elif done.count:
         lines.append(f"  earlier  {count(done.count, 'row')} of {plan.num_rows} are there; the rest would be generated")

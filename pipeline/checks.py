@@ -6,15 +6,16 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError, unknown_name
 from engine.params import SamplingParams
 from pipeline.config import InputSection, JobConfig, check_sampling
-from pipeline.files import InputFile, find_files, list_paths
+from pipeline.files import InputFile, find_files, glob_matches, list_paths
 from pipeline.formats import READERS
 from pipeline.records import MAX_SAMPLES
-from pipeline.s3 import SCHEME, check_options, is_s3
+from pipeline.s3 import SCHEME, check_options, hide_login, is_s3
 from pipeline.sources import order_files
 from pipeline.template import compile_template
 
@@ -35,6 +36,9 @@ _UNBUILT = {
 #: options of the contract that must keep their default for now
 _UNBUILT_OPTIONS = ("ray.gpus_per_worker",)
 
+#: names that a job writes into its output, of each kind one
+_WRITTEN = ("rows/part-00000000.parquet", "run.json", "ray.log")
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -52,7 +56,7 @@ _RULES = (
     Rule("input.chat", lambda v: v == "auto" or isinstance(v, bool), "auto, true, false"),
     Rule(
         "input.max_errors",
-        lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool) and (0 < v < 1 or (v >= 0 and v == int(v)))),
+        lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool) and (0 < v < 1 or (v >= 0 and v % 1 == 0))),
         "a number of rows, a share of them below 1, or null",
     ),
     Rule("input.limit", lambda v: v is None or _is_count(v), "an integer >= 1, or null"),
@@ -114,7 +118,7 @@ def _check_path(option: str, path: str) -> None:
     if not path:
         raise UserError(f"{option} is empty; allowed: a path")
     if "://" in path and not is_s3(path):
-        raise UserError(f"{option}='{path}' is on a store that is not built yet; allowed: a local path, {SCHEME}bucket/name")
+        raise UserError(f"{option}={_show(path)} is on a store that is not built yet; allowed: a local path, {SCHEME}bucket/name")
     if is_s3(path) and ("@" in path or not path.removeprefix(SCHEME).strip("/")):
         raise UserError(f"{option}: no bucket, or credentials, in an {SCHEME} path; allowed: {SCHEME}bucket/name")
 
@@ -129,19 +133,28 @@ def _check_prompt_options(section: InputSection) -> None:
             column = getattr(section, name)
             if column not in (None, getattr(InputSection, name)):
                 raise UserError(f"input.{name}='{column}' beside input.template, which makes the prompt; allowed: one of them")
-    for name, is_set in (("system", section.system is not None), ("template_kwargs", bool(section.template_kwargs))):
-        if is_set and section.chat is False:
-            raise UserError(f"input.{name} needs the chat template, and input.chat=false; allowed: input.chat=auto or true")
+    name = _needing_chat(section)
+    if name is not None and section.chat is False:
+        raise UserError(f"input.{name} needs the chat template, and input.chat=false; allowed: input.chat=auto or true")
+
+
+def _needing_chat(section: InputSection) -> str | None:
+    """The option, if any, that no row can follow without a chat template."""
+    is_set = {"system": section.system is not None, "template_kwargs": bool(section.template_kwargs), "chat": section.chat is True}
+    return next((name for name in is_set if is_set[name]), None)
 
 
 def check_model(config: JobConfig) -> None:
     """Raises UserError for a target, draft or topology that cannot be found or is of no supported kind. Loads nothing."""
     if config.engine.kind == "fake":
         return
-    from engine.models.source import check_draft, check_target, resolve_topology
+    from engine.models.source import check_draft, check_target, locate_target, resolve_topology
     from engine.topology import read_topology
 
     preset = check_target(config.model.target, config.model.revision, config.model.max_model_len)
+    place = locate_target(config.model.target, config.model.revision)[1]
+    if isinstance(place, Path) and place.is_dir():
+        check_chat_template(config.input, place)
     check_draft(config.model.draft, preset, config.speculation.method, config.model.target)
     if config.speculation.method == "static":
         speculation = config.speculation.to_speculation()
@@ -149,13 +162,29 @@ def check_model(config: JobConfig) -> None:
         read_topology(resolve_topology(speculation.topology, preset)).first(speculation.tree_size - 1, speculation.depth)
 
 
+def check_chat_template(section: InputSection, target: Path) -> None:
+    """Raises UserError for options that need a chat template which the tokenizer in the target's folder has not."""
+    from engine.models.folder import read_config
+
+    name = _needing_chat(section)
+    files = [target / "chat_template.jinja", *target.glob("additional_chat_templates/*.jinja")]
+    config = target / "tokenizer_config.json"
+    if name is None or any(map(Path.is_file, files)) or (config.is_file() and read_config(target, config.name).get("chat_template")):
+        return
+    raise UserError(f"input.{name} needs a chat template, and the tokenizer in '{target}' has none; allowed: a target with one")
+
+
 def check_places(config: JobConfig) -> None:
-    """Raises UserError when the output lies inside a folder of the input."""
+    """Raises UserError when the output lies inside a folder of the input, or a glob matches what it will hold."""
     output = config.output.path
     for path in list_paths(config.input.path):
         is_folder = is_s3(path) or os.path.isdir(path)  # in a bucket, what is no folder yet would be one afterwards
         if is_folder and _is_inside(output, path):
             raise UserError(f"output.path '{output}' is inside input.path '{path}'; allowed: a folder outside it")
+        if any(glob_matches(path, os.path.join(output, name)) for name in _WRITTEN):
+            raise UserError(
+                f"output.path '{output}' will hold files that input.path '{path}' matches; allowed: a folder where it matches nothing"
+            )
 
 
 def find_input(config: JobConfig, earlier_names: list[str]) -> tuple[list[InputFile], list[str]]:
@@ -198,5 +227,5 @@ def _get(config: JobConfig, option: str) -> Any:
 
 
 def _show(value: Any) -> str:
-    """As in YAML."""
-    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
+    """As in YAML, without what a URL may hold of a login."""
+    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else hide_login(repr(value))

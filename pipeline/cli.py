@@ -6,6 +6,7 @@ Exit codes: 0 every row ok, 2 user error, 3 some rows failed, 4 every row failed
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -14,6 +15,7 @@ import typer
 
 from engine.errors import EngineError, UserError, unknown_name
 from pipeline import exit_codes
+from pipeline.notes import drop_output, show, tell
 
 app = typer.Typer(
     name="rheo",
@@ -43,15 +45,18 @@ def check(job: JobFile, overrides: Overrides = None) -> None:
     from pipeline.check import check_job
     from pipeline.config import load_config
 
-    print(check_job(load_config(job, overrides or [])))
+    show(check_job(load_config(job, overrides or [])))
 
 
 @app.command()
 def report(out: Output) -> None:
     """Print what a run has produced: statuses, errors, tau, tokens/s, two samples."""
+    from pipeline.folders import explained_failures, open_folder
     from pipeline.report import read_report
 
-    print(read_report(out))
+    with explained_failures(open_folder(out), UserError):
+        text = read_report(out)
+    show(text)
 
 
 @app.command()
@@ -65,31 +70,33 @@ def export(out: Output, format: Annotated[str, typer.Option(help="jsonl: one JSO
     try:
         export_rows(out, sys.stdout)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+    except BrokenPipeError:
+        drop_output()
 
 
 def main() -> None:
     """The entry point of the command; ends the process."""
+    # A container's process 1 gets no SIGTERM without a handler. Rows in flight get another one: `pipeline.stop`.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(exit_codes.SIGNAL_BASE + number))
     sys.exit(call(app))
 
 
 def call(command: Callable[..., object]) -> int:
     """The exit code of a command; its errors go to stderr, a user's without a traceback."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by the caller
         stream.reconfigure(errors="replace")  # a prompt may hold what the terminal's encoding has not
     try:
         command(standalone_mode=True)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 1
     except UserError as error:
-        print(f"rheo: {error}", file=sys.stderr)
+        tell(f"rheo: {error}")
         return exit_codes.USER_ERROR
     except EngineError as error:
-        print(f"rheo: engine failure: {error}", file=sys.stderr)
+        tell(f"rheo: engine failure: {error}")
         return exit_codes.ENGINE_FAILURE
     except OSError as error:  # of the terminal, or of a file beside the output's
-        print(f"rheo: {error}", file=sys.stderr)
+        tell(f"rheo: {error}")
         return exit_codes.ENGINE_FAILURE
     return exit_codes.OK
 

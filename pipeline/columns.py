@@ -45,9 +45,14 @@ class Columns:
 
 
 class ColumnCheck:
-    """Looks at files and records as they come by, and at the end says what none of them had."""
+    """Looks at files and records as they come by, and at the end says what none of them had.
 
-    def __init__(self, columns: Columns):
+    Args:
+        path: of the only file whose records it sees, for the message.
+    """
+
+    def __init__(self, columns: Columns, path: str | None = None):
+        self._where = "" if path is None else f"input file '{path}': "
         self._required = columns.required()
         self._prompts = columns.prompts()
         self._missing = self._required
@@ -79,9 +84,9 @@ class ColumnCheck:
         if not self._keys:  # no record could be read: each becomes an error row
             return
         for option, column in self._missing:
-            raise UserError(f"{option}: no record has it: {unknown_name('column', column, self._keys)}")
+            raise UserError(f"{option}: {self._where}no record has it: {unknown_name('column', column, self._keys)}")
         if self._needs_prompt:
-            raise UserError(f"{unknown_name('column', self._prompts[0], self._keys)} in every record; {_ADVICE}")
+            raise UserError(f"{self._where}{unknown_name('column', self._prompts[0], self._keys)} in every record; {_ADVICE}")
 
 
 _ADVICE = "set input.prompt, input.messages or input.template"

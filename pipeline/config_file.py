@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from engine.errors import UserError, unknown_name
+from pipeline.wording import did_you_mean
 
 T = TypeVar("T")
 
@@ -29,11 +29,11 @@ def load_options(schema: type[T], yaml_path: str, overrides: Sequence[str] = ())
         speculation = layer.get("speculation")
         if speculation and speculation.get("method") is False:  # a bare `off` in YAML
             speculation["method"] = "off"
+    given = OmegaConf.merge(*layers)  # first, so that only the last value of an option counts
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), *layers)
-        config = OmegaConf.to_object(merged)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
     except OmegaConfBaseException as error:
-        raise UserError(_describe(error, schema, layers)) from None
+        raise UserError(_describe(error, schema, OmegaConf.to_container(given))) from None
     if config.job.name is None:
         config.job.name = os.path.splitext(os.path.basename(yaml_path))[0]
     return config
@@ -81,11 +81,7 @@ def _read_yaml(schema: type, path: str) -> dict:
     try:
         container = OmegaConf.to_container(OmegaConf.load(path))
     except FileNotFoundError:
-        folder = os.path.dirname(path) or "."
-        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        near = difflib.get_close_matches(os.path.basename(path), names, n=1)
-        hint = f"; did you mean '{os.path.join(os.path.dirname(path), near[0])}'?" if near else ""
-        raise UserError(f"job file '{path}' does not exist{hint}") from None
+        raise UserError(f"job file '{path}' does not exist{did_you_mean(path)}") from None
     except OSError as error:
         raise UserError(f"job file '{path}' cannot be read: {error.strerror or 'it is no YAML map'}") from None
     except UnicodeDecodeError as error:
@@ -123,11 +119,10 @@ def _refuse_unknown(values: Mapping[str, Any], section: type, schema: type, pref
         _refuse_unknown(value, nested, schema, f"{prefix}{name}.")
 
 
-def _describe(error: OmegaConfBaseException, schema: type, layers: list[dict]) -> str:
+def _describe(error: OmegaConfBaseException, schema: type, given: Mapping[str, Any]) -> str:
     """An omegaconf error as: the option, its value, what is allowed."""
     name = error.full_key or ""
     section: Any = schema
-    value: Any = None
     for part in name.split("."):
         section = next((f for f in dataclasses.fields(section) if f.name == part), None) if section else None
         if section is None:
@@ -135,13 +130,11 @@ def _describe(error: OmegaConfBaseException, schema: type, layers: list[dict]) -
         annotation = section.type
         section = section.default_factory if dataclasses.is_dataclass(section.default_factory) else None
     else:
-        for layer in layers:
-            found = _lookup(layer, name)
-            value = found if found is not None else value
+        value = _lookup(given, name)
         if type(error).__name__ == "MissingMandatoryValue":
             return f"{name} is required; set it in the job file or with {name}=..."
         if type(error).__name__ == "ValidationError":
-            return f"{name}={value!r}; allowed: {_ALLOWED.get(str(annotation), str(annotation))}"
+            return f"{name}={'null' if value is None else repr(value)}; allowed: {_ALLOWED.get(str(annotation), str(annotation))}"
     return f"{name}: {_first_line(error)}" if name else _first_line(error)
 
 
@@ -158,6 +151,7 @@ _ALLOWED = {
 
 
 def _lookup(layer: Any, name: str) -> Any:
+    """The value of a dotted name, None where there is none."""
     for part in name.split("."):
         layer = layer.get(part) if isinstance(layer, Mapping) else None
     return layer

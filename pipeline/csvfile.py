@@ -92,6 +92,9 @@ def _read_header(file: InputFile, lines: _Lines) -> list[str] | None:
     problem = lines.error or (lines.damage if columns is None else None)
     if problem is not None:
         raise UserError(f"input file '{file.path}' has no readable first row: {problem.message}")
+    other = next((mark for mark in ";\t" if columns and len(columns) == 1 and mark in columns[0]), None)
+    if other is not None:
+        raise UserError(f"input file '{file.path}' seems to be separated by {other!r}; allowed: CSV with commas")
     if columns and "" in columns:
         raise UserError(
             f"input file '{file.path}': column {columns.index('') + 1} has no name "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,7 +19,8 @@ from pipeline import exit_codes
 from pipeline.columns import Columns
 from pipeline.config import JobConfig
 from pipeline.models import Models
-from pipeline.quiet import divert_noise, quiet_loggers
+from pipeline.quiet import divert_noise
+from pipeline.ray_session import ray_session
 from pipeline.sources import Chunk
 
 RAY_LOG = "ray.log"
@@ -69,7 +68,10 @@ def execute(work: Work, take: Callable[[pa.Table], str | None], flush: Callable[
     config = work.config
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     log = os.path.join(log_folder, RAY_LOG)
-    with divert_noise(log), _ray(num_cores):
+    with handle_signals() as stop, divert_noise(log), ray_session(num_cores):
+        stop.is_starting = False
+        if stop.requested:
+            return Outcome(stop.reason, None)
         check_node()
         prepare_context(StopCallback)
         num_workers, gpus = _size_pool(config)
@@ -93,7 +95,7 @@ def execute(work: Work, take: Callable[[pa.Table], str | None], flush: Callable[
             num_workers=num_workers,
             gpus_per_worker=gpus,
         )
-        with handle_signals(ledger) as stop, ProgressView(read_ledger, work.num_rows, work.num_done):
+        with stop.telling(ledger), ProgressView(read_ledger, work.num_rows, work.num_done):
 
             def run() -> None:
                 for table in stream():
@@ -160,52 +162,25 @@ def _size_pool(config: JobConfig) -> tuple[int, float]:
 
 
 def _explain(error: Exception, state: dict | None) -> UserError | EngineError:
-    """What the engine itself said, where it said something: Ray's own message buries it."""
+    """What the engine itself said, where it said something: Ray's own message buries it. Tracebacks are printed: to ray.log."""
     if state and state["refusal"]:
         return UserError(state["refusal"])
     cause = getattr(error, "cause", None)  # of a task; an actor that died has none
+    if isinstance(cause, UserError | EngineError):  # UserError: of input that cannot be read any more, or is not what it was
+        return EngineError(str(cause).splitlines()[0])  # Ray appends advice on its own options
+    whole = f"{type(error).__name__}: {error}"
     if cause is None and state and state["failures"]:
-        return EngineError(state["failures"][-1].rstrip())
-    if isinstance(cause, UserError | EngineError):
-        return type(cause)(str(cause).splitlines()[0])  # Ray appends advice on its own options
-    return EngineError(f"{type(error).__name__}: {error}")
+        whole = state["failures"][-1]
+    said = _find_message(whole)
+    if len(whole.split("\n")) == 1:
+        return EngineError(said)
+    print(whole)
+    return EngineError(f"{said} (all of it is in {RAY_LOG})")
 
 
-@contextlib.contextmanager
-def _ray(num_cores: int) -> Iterator[None]:
-    """A Ray of our own, or the one that this process has already."""
-    import ray.data  # before the loggers are silenced: its import sets their levels
-
-    quiet_loggers()
-    if ray.is_initialized():
-        yield
-        return
-    # With one logical CPU a reader could block the others for ever; engines ask for none.
-    options = {"num_cpus": max(2, num_cores), "include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    with _without_sigterm_handler():
-        try:
-            ray.init(address="local", **options)
-        except Exception as error:  # a plain Exception when a busy machine takes longer than Ray waits
-            raise EngineError(f"Ray cannot be started: {error}") from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextlib.contextmanager
-def _without_sigterm_handler() -> Iterator[None]:
-    """Keeps ray.init from setting its handler of SIGTERM, which raises SystemExit(15) wherever the process is: in C++, which aborts, or
-    in the middle of logging, whose lock then is never free again. Without it SIGTERM ends the process at once, until we handle it.
-    """
-    import ray
-
-    utils = ray._private.utils
-    if not hasattr(utils, "set_sigterm_handler"):
-        raise EngineError(f"ray {ray.__version__} has no utils.set_sigterm_handler; allowed: ray>=2.60,<2.61")
-    before = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = before
+def _find_message(text: str) -> str:
+    """The first line that is no frame, after the last one that is, of a text that may be a traceback."""
+    lines = text.splitlines()
+    last = max((number for number, line in enumerate(lines) if line.startswith('  File "')), default=-1)
+    said = next((line for line in lines[last + 1 :] if line.strip() and not line.startswith(" ")), text)
+    return said.removeprefix(f"{EngineError.__module__}.{EngineError.__name__}: ")

@@ -8,7 +8,8 @@ from typing import TextIO
 
 from engine.errors import UserError
 from pipeline import runfile
-from pipeline.folders import open_folder
+from pipeline.folders import explained_failures, open_folder
+from pipeline.notes import tell
 from pipeline.parts import list_parts, open_part
 
 FORMATS = ("jsonl",)
@@ -17,12 +18,22 @@ _BATCH_ROWS = 256
 
 
 def export_rows(output: str, to: TextIO) -> None:
-    """Writes every column; `meta` as an object. Raises UserError when `output` holds no run, EngineError for a part that cannot be read."""
+    """Writes every column; `meta` as an object.
+
+    Raises UserError when `output` holds no run or cannot be reached, EngineError for a part that cannot be read.
+    """
     folder = open_folder(output)
-    if runfile.read(folder) is None:
-        raise UserError(f"'{output}' holds no run: there is no {runfile.NAME} in it; allowed: the output.path of a job")
-    for name in list_parts(folder).values():
-        to.writelines(open_part(folder, name, _make_lines))  # not while the part is open: an error of `to` is not the part's
+    with explained_failures(folder, UserError):
+        run = runfile.require(folder)
+        names = list_parts(folder).values()
+    num_rows = 0
+    for name in names:
+        with explained_failures(folder, UserError):
+            lines = open_part(folder, name, _make_lines)
+        to.writelines(lines)  # here, as an error of `to` is not the part's
+        num_rows += len(lines)
+    if num_rows < run["num_rows"]:
+        tell(f"rheo: '{output}' is not finished: these are {num_rows} of {run['num_rows']} rows")
 
 
 def _make_lines(part) -> list[str]:

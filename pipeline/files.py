@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 
 from engine.errors import UserError
 from pipeline.formats import READERS, format_of, suffixes
-from pipeline.input_file import InputFile
-from pipeline.places import Place, is_hidden
+from pipeline.input_file import InputFile, local_version
+from pipeline.places import Place, is_hidden, match_parts
 from pipeline.s3 import is_s3
-from pipeline.s3_files import find_objects
+from pipeline.s3_files import find_objects, key_matches
+from pipeline.wording import did_you_mean
 
 _FORMATS = " or ".join(READERS)
 
@@ -55,10 +56,20 @@ def find_files(
             if is_s3(name):
                 files.setdefault(name, InputFile(name, show(name), kind, options, place.versions[name]))
             else:
-                _require_file(name)
-                files.setdefault(os.path.abspath(name), InputFile(name, show(name), kind))
+                files.setdefault(os.path.abspath(name), InputFile(name, show(name), kind, version=local_version(_require_file(name))))
         ignored += [show(name) for name in others]
     return list(files.values()), sorted(set(ignored))
+
+
+def glob_matches(entry: str, path: str) -> bool:
+    """Whether `entry` is a glob that would take the file, if it were there, whatever its suffix."""
+    if not glob.has_magic(entry) or is_s3(entry) != is_s3(path):
+        return False
+    if is_s3(entry):
+        return key_matches(entry, path)
+    root, pattern = _split_glob(entry)
+    below = os.path.relpath(os.path.realpath(path), os.path.realpath(root)).split(os.sep)
+    return below[0] != os.pardir and any(isinstance(how, str) for how in match_parts(below, pattern))
 
 
 def _find_links(paths: list[str]) -> set[str]:
@@ -93,7 +104,8 @@ def _find_glob(pattern: str) -> Place:
     elif os.path.lexists(pattern):  # a link to nothing
         place.named.append(pattern)
     if not (place.named or place.found or place.ignored):
-        raise UserError(f"input.path '{pattern}' matches no file; allowed: a file, a folder or a glob that exists")
+        hint = "" if parts else did_you_mean(pattern)
+        raise UserError(f"input.path '{pattern}' matches no file{hint}; allowed: a file, a folder or a glob that exists")
     return place
 
 
@@ -145,14 +157,15 @@ def _refuse_folder(error: OSError) -> NoReturn:
     raise UserError(f"input folder '{error.filename}' cannot be read: {error.strerror}") from None
 
 
-def _require_file(path: str) -> None:
+def _require_file(path: str) -> os.stat_result:
     try:
-        mode = os.stat(path).st_mode
+        status = os.stat(path)
     except OSError as error:
         what = f"is a link to nothing ('{os.readlink(path)}')" if os.path.islink(path) else f"cannot be read: {error.strerror}"
         raise UserError(f"input file '{path}' {what}") from None
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UserError(f"input file '{path}' is no regular file; allowed: files, which can be read twice")
+    return status
 
 
 def _refuse_empty(place: Place, others: list[str], format: str) -> None:

@@ -206,6 +206,9 @@ def _tell_files(before: list[list[str]], now: list[list[str]]) -> str:
     more = f", and {count(len(gone or new) - 1, 'more file')}" if len(gone or new) > 1 else ""
     if gone:
         name, content = gone[0]
+        if name in hashes and _is_of_store(content) != _is_of_store(hashes[name]):
+            change = _tell_hashes(content, hashes[name])
+            return f"'{name}' is on another kind of store, and contents cannot be compared between a disk and S3: {change}{more}"
         if name in hashes:
             return f"'{name}' is changed: {_tell_hashes(content, hashes[name])}{more}"
         return f"'{name}' is missing" + (f": '{names[content]}' has its content" if content in names else "") + more
@@ -213,3 +216,8 @@ def _tell_files(before: list[list[str]], now: list[list[str]]) -> str:
         (name, _), (place, _) = next(pair for pair in zip(now, before, strict=False) if pair[0] != pair[1])
         return f"'{name}' is in the place of '{place}'"
     return f"'{new[0]}' is new{more}; allowed: input.grow=true"
+
+
+def _is_of_store(content: str) -> bool:
+    """Whether what `_describe_file` says is of an object: `text, etag:...`."""
+    return content.rpartition(", ")[2].startswith("etag:")

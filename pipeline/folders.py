@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import EngineError
 from pipeline.local_folder import LocalFolder
-from pipeline.s3 import is_s3
+from pipeline.s3 import failures, is_s3
 from pipeline.s3_folder import S3Folder
 
 Folder = LocalFolder | S3Folder
@@ -20,11 +20,9 @@ def open_folder(path: str, options: Mapping[str, Any] | None = None) -> Folder:
 
 
 @contextlib.contextmanager
-def explained_failures(folder: Folder) -> Iterator[None]:
-    """Raises EngineError in place of what the disk or the store raises: the job can go on once it takes files again."""
-    from botocore.exceptions import BotoCoreError  # here, as it takes a while
-
+def explained_failures(folder: Folder, kind: type[Exception] = EngineError) -> Iterator[None]:
+    """Raises `kind` in place of what the disk or the store raises. EngineError: the job can go on once it takes files again."""
     try:
         yield
-    except (OSError, BotoCoreError) as error:
-        raise EngineError(f"output.path '{folder.path}' cannot be used: {error}") from None
+    except failures() as error:
+        raise kind(folder.explain(error)) from None

@@ -14,6 +14,9 @@ from engine.params import Request, Result, SamplingParams
 from pipeline.config import InputSection
 from pipeline.schema import make_record, make_table
 
+#: of the schema of a table of results: what made it (see `workers.generator.describe_engine`), as JSON
+ENGINE = b"rheo.engine"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
@@ -58,7 +61,7 @@ class GenerateRows:
             results[place] = result
             if result is not None and result.prompt is None:  # refused before it was templated
                 result.prompt = rows[place]["prompt"]
-        return make_table(
+        table = make_table(
             [
                 make_record(
                     result,
@@ -71,6 +74,7 @@ class GenerateRows:
                 if result is not None
             ]
         )
+        return table.replace_schema_metadata({ENGINE: json.dumps(self._generator.description)})
 
     def _refused(self, row: Mapping[str, Any], error: RowError) -> Result:
         seed = json.loads(row["params"] or "{}").get("seed", self._options.seed)

@@ -48,7 +48,7 @@ def prepare_context(callback: type) -> DataContext:
 def stream_results(
     chunks: list[Chunk], columns: Columns, *, settings, options: RowOptions, ledger, num_workers: int, gpus_per_worker: float
 ) -> Iterator[pa.Table]:
-    """Reads and generates; gives tables of `SCHEMA` as they are finished."""
+    """Reads and generates; gives tables of `SCHEMA` as they are finished, with the metadata of `GenerateRows`."""
     slots = _AUTO_SLOTS["gpu" if gpus_per_worker else "cpu"] if settings.max_batch == "auto" else settings.max_batch
     num_calls = max(2, -(-2 * slots // ROWS_PER_CALL))
     rows = ray.data.read_datasource(ChunkSource(chunks, columns), override_num_blocks=len(chunks))
@@ -73,7 +73,7 @@ def stream_results(
         for entry in bundle.blocks:
             table = BlockAccessor.for_block(ray.get(entry.ref)).to_arrow()
             if table.num_rows:  # one of which nothing was begun has no columns either
-                yield table.select(SCHEMA.names).cast(SCHEMA)
+                yield table.select(SCHEMA.names).cast(SCHEMA.with_metadata(table.schema.metadata))
 
 
 class ChunkSource(Datasource):

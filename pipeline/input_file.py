@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -20,7 +21,9 @@ class InputFile:
         path: on a disk, or `s3://bucket/key`.
         name: the path relative to the input root, which ids and messages use.
         storage_options: of `pipeline.s3.connect`.
-        version: what the bucket's listing said of the object (see `content_hash`); of a local file empty.
+        version: what the listing said of it, to tell one content from another: of a local file `local_version`, of an object its
+            `content_hash`. Empty: unknown.
+        is_old: an earlier run of the job had it already.
     """
 
     path: str
@@ -28,13 +31,23 @@ class InputFile:
     format: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     version: str = ""
+    is_old: bool = field(default=False, compare=False)
 
     def open(self) -> BinaryIO:
         """Its bytes, to be read and sought in. Opening and reading a local file raise OSError.
 
-        With an object both raise UserError, when it cannot be read or is not what it was when it was listed.
+        Raises UserError for a file that is not what it was when it was listed; with an object, reading does too, and for one that cannot
+        be read.
         """
-        return open_object(self.path, self.storage_options, self.version) if is_s3(self.path) else open(self.path, "rb")
+        if is_s3(self.path):
+            return open_object(self.path, self.storage_options, self.version)
+        if self.version and self.version != local_version(os.stat(self.path)):
+            raise self.changed()
+        return open(self.path, "rb")
+
+    def changed(self) -> UserError:
+        """What to raise for a file that is not what it was."""
+        return UserError(f"input file '{self.path}' has changed since this run began; allowed: input that stays as it is")
 
     def content_hash(self) -> str:
         """Changes with the content: `sha256:...` of a local file's bytes, and `etag:...:size` of an object, which costs nothing.
@@ -50,3 +63,8 @@ class InputFile:
                 return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         except OSError as error:
             raise UserError(f"input file '{self.path}' cannot be read: {error.strerror or error}") from None
+
+
+def local_version(status: os.stat_result) -> str:
+    """What tells one content of a file from another, without reading it: a change that keeps its size still sets its time."""
+    return f"{status.st_size}:{status.st_mtime_ns}"

@@ -83,6 +83,10 @@ class LocalFolder:
             for folder in made:
                 os.rmdir(folder)
 
+    def explain(self, error: Exception) -> str:
+        """What an error of these methods comes to."""
+        return f"output.path '{self.path}' cannot be used: {error}"
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Makes the folder and keeps other runs out of it. Raises UserError when one is in it."""

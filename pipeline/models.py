@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.checks import check_chat_template
 from pipeline.config import JobConfig
 
 
@@ -24,5 +25,7 @@ def fetch_models(config: JobConfig) -> Models:
     from engine.models.source import resolve_draft, resolve_target
 
     target = resolve_target(names.target, names.revision)
+    if target.chat_template is None:
+        check_chat_template(config.input, target.path)
     draft = resolve_draft(names.draft, target.preset, config.speculation.method, target.path)
     return Models(target.name, target.revision or names.revision, names.draft if draft is None else draft.name)

@@ -1,9 +1,9 @@
 """Rows -> parts, and no row twice whoever else still writes.
 
-Exactly once rests on two things only. A part is created where there is none, or not at all (`Folder.create`). And part k is created by a
+Exactly once rests on three things only. A part is created where there is none, or not at all (`Folder.create`). Part k is created by a
 writer that knows the keys of all parts below k: a writer that finds number k taken reads that part, drops the rows it holds from its
-own, and goes on with k + 1. So the keys of any part are in none below it, and a writer left over from a killed run can add rows that
-were missing, but none that are there.
+own, and goes on with k + 1. And number k stays taken. So the keys of any part are in none below it, and a writer left over from a killed
+run can add rows that were missing, but none that are there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import pyarrow as pa
 from engine.errors import EngineError
 from pipeline.done import DoneSet
 from pipeline.folders import Folder
-from pipeline.parts import encode_part, part_name, read_part
+from pipeline.parts import empty_part, encode_part, part_name, read_part
 from pipeline.row_numbers import RowNumbers
+from pipeline.runfile import job_of
 
 
 class TakenOver(EngineError):
@@ -28,7 +29,7 @@ class PartWriter:
     """Args:
     folder: the output.
     run_id: of this run.
-    earlier_runs: ids of the runs that this one resumes: their rows count. dropped_runs: of those that it overwrites: theirs go.
+    earlier_runs: ids of the runs that this one resumes: their rows count. dropped_runs: of those whose jobs are overwritten: theirs go.
     row_numbers: of the job.
     done: the rows in the parts below `next_part`; what is written is added to it.
     before_first: called once, just before the first part is created.
@@ -49,7 +50,7 @@ class PartWriter:
         self._folder = folder
         self._run_id = run_id
         self._earlier_runs = earlier_runs | {run_id}
-        self._dropped_runs = dropped_runs
+        self._dropped_jobs = set(map(job_of, dropped_runs))
         self._row_numbers = row_numbers
         self._done = done
         self._next_part = next_part
@@ -89,8 +90,8 @@ class PartWriter:
     def _yield_to(self, name: str) -> None:
         """The part that was to be written is there already."""
         part = read_part(self._folder, name)
-        if part.run_id in self._dropped_runs:  # of a job that is overwritten, come late
-            self._folder.delete(name)
+        if job_of(part.run_id) in self._dropped_jobs:  # come late
+            empty_part(self._folder, name, self._run_id)
         elif part.run_id in self._earlier_runs:  # of a writer that was killed, come late; or this run's own, whose answer was lost
             self._done.add(self._row_numbers.require(part.row_index, part.sample, f"'{name}'"))
         else:

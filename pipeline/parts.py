@@ -1,14 +1,15 @@
 """The parts of an output: `rows/part-00000012.parquet`, numbered in sequence, each made once and whole.
 
 A part's number is what keeps rows from being there twice, on a disk and in an object store alike: a part is created only where there is
-none, and whoever creates number k has read the keys of all parts below k (see `pipeline.commit`).
+none, whoever creates number k has read the keys of all parts below k (see `pipeline.part_writer`), and no number that a job's runs have
+come by is free again: a part that has to go is emptied.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -33,13 +34,26 @@ _THREADS = 16  # of an object store, each part's footer and keys are requests of
 
 @dataclass(frozen=True)
 class Part:
-    """What resuming needs of a part. run_id: the run that wrote it. row_index, sample, is_error: [N], of its rows."""
+    """What was read of a part. run_id: the run that wrote it. table: the columns of its N rows that resuming needs, and others."""
 
     name: str
     run_id: str
-    row_index: np.ndarray
-    sample: np.ndarray
-    is_error: np.ndarray
+    table: pa.Table
+
+    @property
+    def row_index(self) -> np.ndarray:
+        """[N] int64"""
+        return self.table["row_index"].to_numpy()
+
+    @property
+    def sample(self) -> np.ndarray:
+        """[N] int32"""
+        return self.table["sample"].to_numpy()
+
+    @property
+    def is_error(self) -> np.ndarray:
+        """[N] bool"""
+        return pc.equal(self.table["status"], "error").to_numpy()
 
 
 def part_name(number: int) -> str:
@@ -62,23 +76,17 @@ def encode_part(table: pa.Table, run_id: str) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def read_part(folder, name: str) -> Part:
-    """Raises EngineError for a part that cannot be read or has another schema."""
-
-    def read(file: pq.ParquetFile) -> Part:
-        keys = file.read(_KEYS)
-        is_error = pc.equal(keys["status"], "error").to_numpy()
-        return Part(name, run_of(file), keys["row_index"].to_numpy(), keys["sample"].to_numpy(), is_error)
-
-    return open_part(folder, name, read)
+def read_part(folder, name: str, columns: Sequence[str] = ()) -> Part:
+    """The keys and statuses of a part, and `columns`. Raises EngineError for one that cannot be read or has another schema."""
+    return open_part(folder, name, lambda file: Part(name, _run_of(file), file.read(list({*_KEYS, *columns}))))
 
 
-def read_parts(folder, names: Iterable[str]) -> Iterator[Part]:
+def read_parts(folder, names: Iterable[str], columns: Sequence[str] = ()) -> Iterator[Part]:
     """As `read_part`, several at a time, and never more than these in memory."""
     names = iter(names)
     with ThreadPoolExecutor(_THREADS) as pool:
         while some := list(itertools.islice(names, _THREADS)):
-            yield from pool.map(lambda name: read_part(folder, name), some)
+            yield from pool.map(lambda name: read_part(folder, name, columns), some)
 
 
 def open_part(folder, name: str, use: Callable[[pq.ParquetFile], _T]) -> _T:
@@ -92,12 +100,16 @@ def open_part(folder, name: str, use: Callable[[pq.ParquetFile], _T]) -> _T:
         raise EngineError(f"'{folder.path}/{name}' cannot be read: {error}") from None
 
 
-def run_of(part: pq.ParquetFile) -> str:
-    """The id of the run that wrote a part."""
+def _run_of(part: pq.ParquetFile) -> str:
     return (part.schema_arrow.metadata or {}).get(_RUN, b"").decode()
 
 
+def empty_part(folder, name: str, run_id: str) -> None:
+    """Takes all rows out of a part of another run. It stays: a writer that has not read what is above may not take its number."""
+    folder.replace(name, encode_part(SCHEMA.empty_table(), run_id))
+
+
 def drop_errors(folder, name: str) -> None:
-    """Takes a part's error rows out of it, whole or not at all. One that is left empty stays: its number must not be free again."""
-    table, run_id = open_part(folder, name, lambda file: (file.read(), run_of(file)))
+    """Takes a part's error rows out of it, whole or not at all. One that is left empty stays, as in `empty_part`."""
+    table, run_id = open_part(folder, name, lambda file: (file.read(), _run_of(file)))
     folder.replace(name, encode_part(table.filter(pc.not_equal(table["status"], "error")), run_id))

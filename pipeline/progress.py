@@ -11,6 +11,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from pipeline.notes import tell
 from pipeline.wording import format_seconds
 
 _POLL_S = 0.5
@@ -68,10 +69,10 @@ class ProgressView:
             state = self._read()
             if state is None:
                 continue
-            self._warn(state, _print)
+            self._warn(state, tell)
             line = self._describe(state)
             if time.monotonic() - told_at >= _LINE_S and line != last:
-                _print(line)
+                tell(line)
                 told_at, last = time.monotonic(), line
 
     def _describe(self, state: dict) -> str:
@@ -105,7 +106,3 @@ def describe(state: dict, num_rows: int, now: float, *, num_done: int = 0) -> st
 
 def _count_rows(state: dict, num_rows: int, num_done: int) -> int:
     return min(num_rows, num_done + state["totals"].get("rows", 0))  # rows of a dead engine are generated, and counted, again
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 from collections.abc import Iterator
 
 from engine.errors import EngineError
+from pipeline.exit_codes import SIGNAL_BASE
 from pipeline.quiet import quiet_loggers
+
+_NO_HANDLER_IN_CPP = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 
 
 @contextlib.contextmanager
@@ -21,30 +26,54 @@ def ray_session(num_cores: int) -> Iterator[None]:
         return
     # With one logical CPU a reader could block the others for ever; engines ask for none.
     options = {"num_cpus": max(2, num_cores), "include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    with _without_sigterm_handler():
-        try:
-            ray.init(address="local", **options)
-        except Exception as error:  # a plain Exception when a busy machine takes longer than Ray waits
-            raise EngineError(f"Ray cannot be started: {error}") from None
     try:
+        with _without_sigterm_handlers(), _held_sigint():
+            try:
+                ray.init(address="local", **options)
+            except Exception as error:  # a plain Exception when a busy machine takes longer than Ray waits
+                raise EngineError(f"Ray cannot be started: {error}") from None
         yield
     finally:
         ray.shutdown()
 
 
 @contextlib.contextmanager
-def _without_sigterm_handler() -> Iterator[None]:
-    """Keeps ray.init from setting its handler of SIGTERM, which raises SystemExit(15) wherever the process is: in C++, which aborts, or
-    in the middle of logging, whose lock then is never free again. Without it SIGTERM ends the process at once, until we handle it.
+def _without_sigterm_handlers() -> Iterator[None]:
+    """Keeps ray.init from setting its handlers of SIGTERM. One raises SystemExit(15) wherever the process is: in C++, which aborts, or in
+    the middle of logging, whose lock then is never free again. The other is in C++, takes our place and aborts. Without them SIGTERM does
+    what it did before.
     """
     import ray
 
     utils = ray._private.utils
     if not hasattr(utils, "set_sigterm_handler"):
         raise EngineError(f"ray {ray.__version__} has no utils.set_sigterm_handler; allowed: ray>=2.60,<2.61")
-    before = utils.set_sigterm_handler
+    before, before_in_cpp = utils.set_sigterm_handler, os.environ.get(_NO_HANDLER_IN_CPP)
     utils.set_sigterm_handler = lambda handler: None
+    os.environ[_NO_HANDLER_IN_CPP] = "1"
     try:
         yield
     finally:
         utils.set_sigterm_handler = before
+        if before_in_cpp is None:
+            del os.environ[_NO_HANDLER_IN_CPP]
+        else:
+            os.environ[_NO_HANDLER_IN_CPP] = before_in_cpp
+
+
+@contextlib.contextmanager
+def _held_sigint() -> Iterator[None]:
+    """Has Ctrl-C wait for the end of ray.init, and a second one end the process: a KeyboardInterrupt in the middle of it leaves a Ray that
+    crashes when the process ends, or hangs. Does nothing where somebody handles SIGINT already (see `pipeline.stop.handle_signals`).
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    held: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(SIGNAL_BASE + number) if held else held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if held:
+            raise KeyboardInterrupt

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from engine.errors import UserError
 from pipeline import exit_codes, runfile
 from pipeline.folders import Folder, open_folder
-from pipeline.parts import list_parts, open_part, run_of
+from pipeline.parts import Part, list_parts, open_part, read_parts
 from pipeline.wording import clip, format_seconds
 
-_COLUMNS = [
+#: of a part, what `Summary.add` needs
+COLUMNS = (
     "status",
     "error_type",
     "finish_reason",
@@ -25,7 +25,7 @@ _COLUMNS = [
     "num_draft_tokens",
     "num_accepted_tokens",
     "worker",
-]
+)
 _TOKENS = {
     "prompt": "num_prompt_tokens",
     "output": "num_output_tokens",
@@ -34,13 +34,15 @@ _TOKENS = {
     "accepted": "num_accepted_tokens",
 }
 _NUM_SAMPLES = 2
+_LOOK_AT = 64  # rows of a part, in search of samples
 
 
 @dataclass
 class Summary:
     """Counts over all rows; rates are derived when printed. longest_row: prompt and output together, in tokens.
 
-    workers: counts of each worker of each run, by (run id, worker).
+    workers: counts of each worker of each run, by (run id, worker). with_ok: names of the first parts that hold good rows. samples: a few
+    of these rows, once `take_samples` was called.
     """
 
     num_files: int = 0
@@ -51,7 +53,43 @@ class Summary:
     tokens: Counter = field(default_factory=Counter)
     longest_row: int = 0
     workers: dict[tuple[str, str], Counter] = field(default_factory=lambda: defaultdict(Counter))
+    with_ok: list[str] = field(default_factory=list)
     samples: list[dict] = field(default_factory=list)
+
+    def add(self, part: Part) -> None:
+        """Counts the rows of a part, which was read with `COLUMNS`."""
+        self.num_files += 1
+        table = part.table
+        self.num_rows += table.num_rows
+        if not table.num_rows:
+            return
+        for counter, name in ((self.status, "status"), (self.errors, "error_type"), (self.finish, "finish_reason")):
+            counter.update(
+                {entry["values"]: entry["counts"] for entry in table[name].value_counts().to_pylist() if entry["values"] is not None}
+            )
+        for name, column in _TOKENS.items():
+            self.tokens[name] += pc.sum(table[column]).as_py()
+        longest = pc.max(pc.add(table["num_prompt_tokens"], table["num_output_tokens"])).as_py()
+        self.longest_row = max(self.longest_row, longest)
+        sums = [(column, "sum") for column in ("num_output_tokens", "num_cycles", "num_accepted_tokens")]
+        for row in table.group_by("worker").aggregate([*sums, ("worker", "count")]).to_pylist():
+            self.workers[part.run_id, row["worker"]].update(
+                rows=row["worker_count"],
+                output=row["num_output_tokens_sum"],
+                cycles=row["num_cycles_sum"],
+                accepted=row["num_accepted_tokens_sum"],
+            )
+        if len(self.with_ok) < _NUM_SAMPLES and not part.is_error.all():
+            self.with_ok.append(part.name)
+
+    def watch(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """The same parts, each counted as it goes by."""
+        for part in parts:
+            self.add(part)
+            yield part
+
+    def take_samples(self, folder: Folder) -> None:
+        self.samples = [row for name in self.with_ok for row in open_part(folder, name, _look_for_ok)][:_NUM_SAMPLES]
 
     @property
     def tau(self) -> float | None:
@@ -86,58 +124,25 @@ def _tau(tokens: Counter) -> float | None:
     return (tokens["accepted"] + cycles) / cycles if cycles else None
 
 
-def summarize(folder: Folder) -> Summary:
-    """Reads the parts of an output. Raises EngineError for one that cannot be read or has another schema."""
+def summarize(folder: Folder, parts: Iterable[Part] | None = None) -> Summary:
+    """Counts the parts of an output, all or some, read with `COLUMNS`. Raises EngineError for one that cannot be read."""
     summary = Summary()
-    for name in list_parts(folder).values():
-        open_part(folder, name, lambda part: _add(summary, part))
+    for part in read_parts(folder, list_parts(folder).values(), COLUMNS) if parts is None else parts:
+        summary.add(part)
+    summary.take_samples(folder)
     return summary
 
 
-def _add(summary: Summary, part: pq.ParquetFile) -> None:
-    summary.num_files += 1
-    table = part.read(_COLUMNS)
-    _count(summary, table, run_of(part))
-    if len(summary.samples) < _NUM_SAMPLES:
-        _take_samples(summary, part)
-
-
-def _count(summary: Summary, table: pa.Table, run_id: str) -> None:
-    summary.num_rows += table.num_rows
-    if not table.num_rows:
-        return
-    for counter, name in ((summary.status, "status"), (summary.errors, "error_type"), (summary.finish, "finish_reason")):
-        counter.update(
-            {entry["values"]: entry["counts"] for entry in table[name].value_counts().to_pylist() if entry["values"] is not None}
-        )
-    for name, column in _TOKENS.items():
-        summary.tokens[name] += pc.sum(table[column]).as_py()
-    longest = pc.max(pc.add(table["num_prompt_tokens"], table["num_output_tokens"])).as_py()
-    summary.longest_row = max(summary.longest_row, longest)
-    sums = [(column, "sum") for column in ("num_output_tokens", "num_cycles", "num_accepted_tokens")]
-    for row in table.group_by("worker").aggregate([*sums, ("worker", "count")]).to_pylist():
-        summary.workers[run_id, row["worker"]].update(
-            rows=row["worker_count"],
-            output=row["num_output_tokens_sum"],
-            cycles=row["num_cycles_sum"],
-            accepted=row["num_accepted_tokens_sum"],
-        )
-
-
-def _take_samples(summary: Summary, part: pq.ParquetFile) -> None:
-    for batch in part.iter_batches(64, columns=["id", "sample", "status", "prompt", "text", "finish_reason"]):
-        for row in batch.to_pylist():
-            if row["status"] == "ok" and len(summary.samples) < _NUM_SAMPLES:
-                summary.samples.append(row)
-        return  # a look, not a search
+def _look_for_ok(part: pq.ParquetFile) -> list[dict]:
+    """Among the first rows only."""
+    batch = next(part.iter_batches(_LOOK_AT, columns=["id", "sample", "status", "prompt", "text", "finish_reason"]))
+    return [row for row in batch.to_pylist() if row["status"] == "ok"]
 
 
 def read_report(output: str) -> str:
     """The text of `rheo report OUT`. Raises UserError when OUT holds no run."""
     folder = open_folder(output)
-    run = runfile.read(folder)
-    if run is None:
-        raise UserError(f"'{output}' holds no run: there is no {runfile.NAME} in it; allowed: the output.path of a job")
+    run = runfile.require(folder)
     return render(summarize(folder), run, output)
 
 

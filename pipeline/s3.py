@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from engine.errors import UserError
+from engine.errors import UserError, unknown_name
 
 SCHEME = "s3://"
 
 #: what `storage_options` may hold: parameters of s3fs.S3FileSystem
 OPTIONS = ("endpoint_url", "anon", "profile", "use_ssl", "requester_pays", "config_kwargs", "client_kwargs")
 
-_SECRETS = ("key", "secret", "token", "username", "password", "aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-_LOGIN_IN_URL = re.compile(r"://[^/?#]*@")
+_SECRET = re.compile("^key$|username|secret|password|token|access_key", re.IGNORECASE)  # in the name of what holds a credential
+_LOGIN = re.compile(r"""(://|^[^/?#\s]*:(?!//))[^\s'"]*@""")  # in front of a host, with a scheme or without
+
+#: What a request of preflight may take, with all its attempts. Later ones may take minutes: a store that was away comes back.
+ANSWER_S = 30.0
 
 #: of botocore; `storage_options.config_kwargs` go over them. An endpoint that refuses connections is given up after seconds.
 _CONFIG = {"connect_timeout": 5, "read_timeout": 15, "retries": {"mode": "standard", "max_attempts": 3}}
@@ -47,26 +50,47 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
     name: of the option in the job file, for the message.
     """
-    for group in ("client_kwargs", "config_kwargs"):
-        if not isinstance(options.get(group) or {}, Mapping):
-            raise UserError(f"{name}.{group}={options[group]!r}; allowed: a map")
     for secret in _find_secrets(name, options):
         raise UserError(
             f"{secret}: credentials do not belong into a job file; allowed: the environment (AWS_ACCESS_KEY_ID, ...), "
             f"{name}.profile of ~/.aws, or the machine's role"
         )
-    for key in options:
-        if key not in OPTIONS:
-            raise UserError(f"{name}.{key} is unknown; allowed: {', '.join(OPTIONS)}")
+    _check_names(name, options, OPTIONS)
+    for group in ("client_kwargs", "config_kwargs"):
+        _check_map(f"{name}.{group}", options.get(group))
+    if config := options.get("config_kwargs"):
+        _check_config(f"{name}.config_kwargs", config)
     url = options.get("endpoint_url")
     if url is not None and not str(url).startswith(("http://", "https://")):
         raise UserError(f"{name}.endpoint_url={url!r}; allowed: a URL, for instance http://127.0.0.1:9000")
+
+
+def _check_config(name: str, config: Mapping[str, Any]) -> None:
+    """What botocore does not look at itself: an unknown name in its option `s3` has no effect."""
+    from botocore.config import Config
+    from botocore.configprovider import DEFAULT_S3_CONFIG_VARS
+
+    _check_names(name, config, Config.OPTION_DEFAULTS)
+    _check_map(f"{name}.s3", config.get("s3"))
+    _check_names(f"{name}.s3", config.get("s3") or {}, DEFAULT_S3_CONFIG_VARS)
+
+
+def _check_map(name: str, value: Any) -> None:
+    if not isinstance(value or {}, Mapping):
+        raise UserError(f"{name} is a {type(value).__name__}; allowed: a map")
+
+
+def _check_names(name: str, options: Mapping[str, Any], allowed: Collection[str]) -> None:
+    for key in options:
+        if key not in allowed:
+            raise UserError(unknown_name(f"option in '{name}'", key, allowed))
 
 
 def connect(options: Mapping[str, Any]):
     """The process's filesystem for these options; it keeps no listings. Raises UserError for options that cannot be used."""
     import s3fs  # here, as it takes a third of a second
     from botocore.exceptions import BotoCoreError
+    from botocore.handlers import add_expect_header
 
     config = {**_CONFIG, **(options.get("config_kwargs") or {})}
     try:
@@ -74,19 +98,35 @@ def connect(options: Mapping[str, Any]):
         filesystem.retries = _ATTEMPTS
         filesystem.connect()
     except (TypeError, ValueError, BotoCoreError) as error:
-        raise UserError(f"storage_options={dict(options)!r} cannot be used: {' '.join(str(error).split())}") from None
+        names = ", ".join(options) or "none is set"
+        raise UserError(f"storage_options ({names}) cannot be used: {hide_login(' '.join(str(error).split()))}") from None
+    filesystem.s3.meta.events.unregister("before-call.s3", add_expect_header)  # aiohttp waits for the answer to it without an end
+    filesystem.loop.set_exception_handler(_pass_over_lost_connections)
     return filesystem
+
+
+def _pass_over_lost_connections(loop, context: dict) -> None:
+    """A request that loses its connection raises; the task of aiohttp that was to write it fails as well, and nobody asks for that."""
+    import aiohttp
+
+    if not isinstance(context.get("exception"), aiohttp.ClientError):
+        loop.default_exception_handler(context)
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What s3fs raises when something is wrong with the store, or on the way to it."""
+    import aiohttp
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return OSError, BotoCoreError, ClientError, aiohttp.ClientError
 
 
 @contextmanager
 def explained(path: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Raises UserError in place of what s3fs raises. path: an `s3://` path, for the message."""
-    import aiohttp
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         yield
-    except (OSError, BotoCoreError, ClientError, aiohttp.ClientError) as error:
+    except failures() as error:
         raise explain(error, path, options) from None
 
 
@@ -98,7 +138,12 @@ def explain(error: Exception, path: str, options: Mapping[str, Any]) -> UserErro
 def endpoint(options: Mapping[str, Any]) -> str:
     """Where requests go, as far as options and environment say."""
     given = options.get("endpoint_url") or (options.get("client_kwargs") or {}).get("endpoint_url")
-    return given or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+    return hide_login(given or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS")
+
+
+def hide_login(text: str) -> str:
+    """`text` with dots in place of what stands between `://` and `@`."""
+    return _LOGIN.sub(r"\1...@", text)
 
 
 def error_code(error: BaseException | None) -> str | None:
@@ -114,7 +159,7 @@ def _describe(error: Exception, bucket: str, key: str) -> str:
     from botocore import exceptions as boto
 
     code = error_code(error)
-    said = " ".join(str(error).split())
+    said = hide_login(" ".join(str(error).split()))
     place = f"key '{key}' in bucket '{bucket}'" if key else f"bucket '{bucket}'"
     if code == "NoSuchBucket":
         return f"there is no bucket '{bucket}'; allowed: a bucket that exists"
@@ -132,7 +177,9 @@ def _describe(error: Exception, bucket: str, key: str) -> str:
         return f"{place} is in another region ({code}: {said}); allowed: its own in client_kwargs.region_name, or in AWS_DEFAULT_REGION"
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError | boto.TokenRetrievalError):
         return f"no credentials ({said}); {_CREDENTIALS}, or storage_options.anon=true for a public bucket"
-    if isinstance(error, boto.ConnectionError | boto.HTTPClientError | TimeoutError):
+    if isinstance(error, boto.ReadTimeoutError | TimeoutError):
+        return f"the endpoint does not answer, for {place}"
+    if isinstance(error, boto.ConnectionError | boto.HTTPClientError):
         return f"the endpoint cannot be reached, for {place} ({said})"
     return f"{code or type(error).__name__}: {said} ({place})"
 
@@ -144,9 +191,12 @@ def _find_secrets(name: str, value: Any) -> Iterator[str]:
     """The names of options that hold a credential, at any depth."""
     if isinstance(value, Mapping):
         for key, nested in value.items():
-            if key in _SECRETS:
+            if _SECRET.search(str(key)):
                 yield f"{name}.{key}"
             else:
                 yield from _find_secrets(f"{name}.{key}", nested)
-    elif isinstance(value, str) and _LOGIN_IN_URL.search(value):
+    elif isinstance(value, list | tuple):
+        for index, nested in enumerate(value):
+            yield from _find_secrets(f"{name}.{index}", nested)
+    elif isinstance(value, str) and _LOGIN.search(value):
         yield name

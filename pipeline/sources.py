@@ -95,15 +95,18 @@ class Plan:
 def order_files(files: list[InputFile], earlier_names: Sequence[str]) -> list[InputFile]:
     """The files of an earlier run in their order then, and after them the others as they come: old records keep their numbers."""
     places = {name: place for place, name in enumerate(earlier_names)}
+    files = [dataclasses.replace(file, is_old=file.name in places) for file in files]
     return sorted(files, key=lambda file: places.get(file.name, len(places)))
 
 
 def scan_input(files: list[InputFile], columns: Columns) -> Plan:
     """Goes through the whole input once; to name repeated ids, once more through the chunks that hold them.
 
-    Raises UserError for a file that cannot be read, an input without records, columns that no record has, and repeated ids.
+    Raises UserError for a file that cannot be read, an input without records, columns that no record has, and repeated ids. A new file of
+    a job that has run before must have the columns by itself: its error rows would be there for good.
     """
     check = ColumnCheck(columns)
+    has_run = any(file.is_old for file in files)
     for file in files:
         names = READERS[file.format].read_columns(file)
         if names is not None:
@@ -111,12 +114,15 @@ def scan_input(files: list[InputFile], columns: Columns) -> Plan:
     cutter = _Cutter()
     with IdHashes() as ids:
         for file in files:
+            own_check = ColumnCheck(columns, file.path) if has_run and not file.is_old else check
             most = None if columns.input.limit is None else columns.input.limit - cutter.num_records
             for number, offset, record in itertools.islice(READERS[file.format].read_records(file), most):
                 id, num_rows = read_key(record, columns)
-                check.look(record)
+                own_check.look(record)
                 ids.add(f"{file.name}:{number}" if id is None else id)
                 cutter.add(file, number, offset, num_rows)
+            if own_check is not check:
+                own_check.require()
         plan = Plan(files, *cutter.close())
         if not plan.num_records:
             raise UserError(f"input.path '{columns.input.path}' has no records ({count(len(files), 'file')} read)")
@@ -152,15 +158,11 @@ def _expand_chunk(chunk: Chunk, columns: Columns) -> Iterator[dict]:
                 continue
         rows = expand_record(record, row_index=row_index, place=f"{chunk.file.name}:{number}", columns=columns)
         if first + len(rows) > chunk.num_rows:
-            raise _changed(chunk)
+            raise chunk.file.changed()
         yield from (row for row in rows if not chunk.is_done(first + row["sample"]))
         first += len(rows)
     if first != chunk.num_rows:
-        raise _changed(chunk)
-
-
-def _changed(chunk: Chunk) -> UserError:
-    return UserError(f"input file '{chunk.file.path}' has changed since this run began; allowed: input that stays as it is")
+        raise chunk.file.changed()
 
 
 def _read_chunk_records(chunk: Chunk) -> Iterator[tuple[int, int, dict | RowError]]:
@@ -262,4 +264,6 @@ def _refuse_repeated_ids(plan: Plan, columns: Columns, suspects: list[int]) -> N
         if len(repeats) == _SHOW_REPEATS:
             break
     if repeats:
-        raise UserError(f"repeated ids in column '{columns.input.id}': {'; '.join(repeats)}; set input.id=null to number the rows")
+        has_run = any(file.is_old for file in plan.files)  # then the option cannot be changed any more
+        advice = "allowed: ids that the job does not have yet" if has_run else "set input.id=null to number the rows"
+        raise UserError(f"repeated ids in column '{columns.input.id}': {'; '.join(repeats)}; {advice}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,9 +22,11 @@ from pipeline.exit_codes import SIGNAL_BASE
 
 # Kubernetes and Slurm kill 30 s after their SIGTERM, a spot node is taken away after 30 to 120 s.
 GRACE_S = 20.0  # for rows in flight
+START_S = 3.0  # for Ray to come to the end of its start, so that it can be shut down
 ANSWER_S = 4.0  # for the workers to hand over what they have; the rest is for the last part and the end of Ray
 _ONE_PRESS_S = 0.5  # `timeout`, for one, sends its signal twice: to the process, then to its group
 _MESSAGE = f"rheo: stopping: rows in flight get {GRACE_S:.0f} s to finish (a second signal stops at once)"
+_START_MESSAGE = "rheo: stopping"
 
 _current: Stop | None = None  # of the module, as Ray makes the callback itself and pickles its class by name
 
@@ -57,13 +60,24 @@ class StopCallback(ExecutionCallback):
 class Stop:
     """A stop, requested or not; the first request counts.
 
-    Args:
-        ledger: the Ray actor made of `workers.ledger.Ledger`, which the engines listen to.
+    is_starting: Ray is, and nothing is in flight; to be set to False once it has started.
     """
 
-    def __init__(self, ledger):
-        self._ledger = ledger
+    def __init__(self):
+        self.is_starting = True
+        self._ledger = None
         self._requests: list[tuple[int | str, float]] = []  # only appended to, so the first is the same for every thread
+
+    @contextlib.contextmanager
+    def telling(self, ledger) -> Iterator[None]:
+        """Within it engines run, and are told. ledger: the Ray actor made of `workers.ledger.Ledger`, which they listen to."""
+        self._ledger = ledger
+        if self.requested:
+            self._tell()
+        try:
+            yield
+        finally:
+            self._ledger = None  # a call to it while Ray shuts down might never return
 
     @property
     def requested(self) -> bool:
@@ -81,22 +95,31 @@ class Stop:
     def request(self, reason: int | str) -> None:
         """From any thread; does not wait."""
         self._requests.append((reason, time.monotonic()))
+        self._tell()
+
+    def _tell(self) -> None:
+        ledger = self._ledger  # which another thread may be setting
         with contextlib.suppress(ray.exceptions.RayError):  # the signal went to Ray's processes as well: no engine is left
-            self._ledger.stop.remote(GRACE_S)
+            if ledger is not None:
+                ledger.stop.remote(GRACE_S)
 
 
 @contextlib.contextmanager
-def handle_signals(ledger) -> Iterator[Stop]:
-    """Gives the stop that SIGINT and SIGTERM request. To be used in the main thread, after ray.init, which sets its own handlers."""
+def handle_signals() -> Iterator[Stop]:
+    """Gives the stop that SIGINT and SIGTERM request. To be used in the main thread, around all that Ray does.
+
+    A KeyboardInterrupt in the middle of ray.init would leave a Ray that crashes when the process ends, or hangs. So SIGINT waits for its
+    end, but not for long. SIGTERM does not wait: it may have gone to Ray's processes too, and ray.init would wait for those.
+    """
     global _current
-    stop = _current = Stop(ledger)
+    stop = _current = Stop()
     received, written = os.pipe()
     os.set_blocking(written, False)
+    before_written = signal.set_wakeup_fd(written)
+    before = {number: signal.signal(number, _do_nothing) for number in (signal.SIGINT, signal.SIGTERM)}
     # Python's own handlers wait until the main thread is back from C code, such as a slow upload; the pipe is written at once
     thread = threading.Thread(target=_listen, args=(received, stop), name="signals", daemon=True)
     thread.start()
-    before_written = signal.set_wakeup_fd(written)
-    before = {number: signal.signal(number, _do_nothing) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
@@ -116,13 +139,24 @@ def _do_nothing(number: int, frame) -> None:
 def _listen(received: int, stop: Stop) -> None:
     """Requests the stop at the first signal and ends the process at the second; returns when the pipe is closed."""
     first_at = None
-    while numbers := os.read(received, 1):
+    while True:
+        limit_s = START_S if first_at is not None and stop.is_starting else None
+        if not select.select([received], [], [], limit_s)[0]:
+            if stop.is_starting:
+                os._exit(SIGNAL_BASE + signal.SIGINT)
+            continue
+        numbers = os.read(received, 1)
+        if not numbers:
+            return
         number = numbers[0]
         if number not in (signal.SIGINT, signal.SIGTERM):  # another handler's, of a library
             continue
         if first_at is None:
+            if number == signal.SIGTERM and stop.is_starting:
+                os._exit(SIGNAL_BASE + number)
+            message = _START_MESSAGE if stop.is_starting else _MESSAGE
             first_at = time.monotonic()
             stop.request(number)
-            print(_MESSAGE, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
         elif time.monotonic() - first_at > _ONE_PRESS_S:
             os._exit(SIGNAL_BASE + number)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+
 
 def count(number: int, noun: str) -> str:
     """1 row, 2 rows."""
@@ -21,3 +24,13 @@ def clip(text: str, most: int = 240) -> str:
     shown = "".join(c if c.isprintable() else " " for c in text)  # control characters would act on the terminal
     shown = " ".join(shown.split())
     return shown if len(shown) <= most else shown[: most - 3] + "..."
+
+
+def did_you_mean(path: str) -> str:
+    """A hint with the nearest name beside a path that is not there; empty where there is none."""
+    folder, name = os.path.split(path)
+    try:
+        near = difflib.get_close_matches(name, sorted(os.listdir(folder or ".")), n=1)
+    except OSError:
+        near = []
+    return f"; did you mean '{os.path.join(folder, near[0])}'?" if near else ""

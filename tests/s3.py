@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +50,32 @@ def serve(middleware: Callable | None = None):
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def serve_nothing(resets: bool = False) -> Iterator[str]:
+    """The URL of an endpoint that takes connections and never says a word. resets: and breaks them off."""
+    connections: list[socket.socket] = []
+
+    def accept() -> None:
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:  # closed
+                return
+            if resets:
+                connection.close()
+            else:
+                connections.append(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in connections:
+        connection.close()
 
 
 @pytest.fixture(scope="session")

@@ -92,8 +92,9 @@ class Generator:
             raise
         self.has_chat_template = self._engine.has_chat_template
         self.depth = self._engine.speculation.depth or 0
+        self.description = describe_engine(self._engine, settings.threads)
         self._thread = EngineThread(self._engine, on_failure=self._die, on_progress=self._report)
-        ledger.ready.remote(describe_engine(self._engine, settings.threads))
+        ledger.ready.remote(self.description)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def generate(self, requests: Sequence[Request], keys: Sequence[Key]) -> list[Result | None]:

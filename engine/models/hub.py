@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ def fetch_config(model: HubModel) -> Path:
     from huggingface_hub import hf_hub_download
 
     with _explained(model):
+        _require_hub(model)
         return Path(hf_hub_download(model.repository, "config.json", revision=model.revision)).parent
 
 
@@ -52,14 +53,30 @@ def fetch_model(model: HubModel) -> Path:
     return folder
 
 
+def _require_hub(model: HubModel) -> None:
+    """Raises at once, where nothing is in the cache and the hub cannot be reached: hf_hub_download would try for half a minute."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(model.repository, "config.json", revision=model.revision), str):
+        return
+    with suppress(errors.HfHubHTTPError):  # an answer, which hf_hub_download gets too
+        get_hf_file_metadata(hf_hub_url(model.repository, "config.json", revision=model.revision))
+
+
 @contextmanager
 def _explained(model: HubModel) -> Iterator[None]:
+    """Raises UserError, which says it all: huggingface_hub's own warnings are not shown."""
     from huggingface_hub import errors
+    from huggingface_hub.utils import logging
 
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     except (OSError, errors.HTTPError, errors.HFValidationError) as error:
         raise _explain(model, error) from None
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _explain(model: HubModel, error: Exception) -> UserError:
@@ -74,7 +91,9 @@ def _explain(model: HubModel, error: Exception) -> UserError:
         what = f"no model '{model.repository}' at {constants.ENDPOINT}, or a private one: check the name, or set HF_TOKEN"
     elif isinstance(error, errors.RevisionNotFoundError):
         what = f"'{model.repository}' has no revision '{model.revision}'; its branches, tags and commits are listed at {page}/commits"
-    elif isinstance(error, errors.LocalEntryNotFoundError):
+    elif isinstance(error, errors.LocalEntryNotFoundError | ConnectionError) or (
+        isinstance(error, errors.HTTPError) and not isinstance(error, errors.HfHubHTTPError)  # no answer
+    ):
         where = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         what = f"{where}, and the cache '{constants.HF_HUB_CACHE}' does not have all of '{model.repository}'{at}; give a local folder"
     elif isinstance(error, errors.EntryNotFoundError):

@@ -13,6 +13,7 @@ from pipeline.columns import Columns
 from pipeline.config import InputSection, JobConfig, load_config
 from pipeline.files import find_files
 from pipeline.sources import read_chunk, scan_input
+from tests.pipeline.without_ray import run_on  # noqa: F401, a fixture
 from tests.s3 import s3_bucket, s3_credentials, s3_server  # noqa: F401, fixtures
 
 

@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
+import s3fs
+from botocore.exceptions import NoCredentialsError
 from transformers import LlamaConfig
 
 from pipeline.cli import app, call
@@ -146,6 +149,73 @@ def test_check_sees_a_head_that_was_made_for_another_target(job, tmp_path, capsy
     models = [f"model.target={tiny_llama(tmp_path / 'target')}", f"model.draft={head}"]
     assert call_rheo("check", job([{"prompt": "x"}]), "engine.kind=real", *models) == 2
     assert "the target has vocab_size=32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_before_the_start_ends_the_command(tmp_path, number, code):
+    """By a handler: without one a container's process 1 would get no SIGTERM."""
+    path = tmp_path / "job.yaml"
+    os.mkfifo(path)
+    with subprocess.Popen([*RHEO, "run", str(path)], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while True:
+            try:
+                writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                break
+            except OSError:  # nobody reads yet
+                time.sleep(0.1)
+                assert process.poll() is None
+        time.sleep(0.2)
+        process.send_signal(number)
+        try:
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+            os.close(writer)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_ray_starts_ends_the_command(job, tmp_path, number, code):
+    with subprocess.Popen([*RHEO, "run", str(job([{"prompt": "x"}]))], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "out" / "ray.log").exists():
+            time.sleep(0.01)
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.send_signal(number)
+        sent_at = time.monotonic()
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == code, err
+    assert ("rheo: stopping\n" in err) == (number == signal.SIGINT)
+    assert "Traceback" not in err
+    assert time.monotonic() - sent_at < 20
+
+
+@pytest.mark.parametrize("error", [aiohttp.ClientPayloadError("cut short"), NoCredentialsError(), OSError("broken")])
+def test_a_store_that_fails_is_no_traceback(job, tmp_path, capsys, monkeypatch, error):
+    def fail(*args):
+        raise error
+
+    path = job([{"prompt": "x"}])
+    for module in ("check.read_earlier", "report.summarize", "export.list_parts"):
+        monkeypatch.setattr(f"pipeline.{module}", fail)
+    monkeypatch.setattr("pipeline.runfile.read", lambda folder: {})
+    for arguments in (("check", path), ("report", tmp_path / "out"), ("export", tmp_path / "out")):
+        assert call_rheo(*arguments) == 2
+        assert capsys.readouterr().err.startswith(f"rheo: output.path '{tmp_path}/out' cannot be used: ")
+
+
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_an_output_in_a_store_that_cannot_be_reached(capsys, monkeypatch, s3_credentials, command):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    s3fs.S3FileSystem.clear_instance_cache()  # those know the endpoint of before
+    assert call_rheo(command, "s3://some/out") == 2
+    message = "rheo: output.path 's3://some/out' at http://127.0.0.1:9: the endpoint cannot be reached, for key 'out' in bucket 'some'"
+    assert capsys.readouterr().err.startswith(message)
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ import pytest
 
 from engine.errors import UserError
 from engine.params import SamplingParams, Speculation, Verification
-from pipeline.checks import check_config, check_model
+from pipeline.checks import check_config, check_model, check_places
 from pipeline.config import JobConfig, SamplingSection, SpeculationSection, VerificationSection, load_config
 from pipeline.config_file import option_names
+from pipeline.models import fetch_models
+from tests.tiny_models import save_sentencepiece, tiny_llama
 
 # A new option is a conscious change: it is added here too.
 _TEXT = """
@@ -122,7 +124,7 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         ("input.max_errors=.nan", "input.max_errors=nan; allowed"),
         ("input.max_errors=many", "input.max_errors='many'; allowed"),
         ("input.storage_options={key: secret}", "input.storage_options.key: credentials do not belong into a job file"),
-        ("output.storage_options={url: x}", "output.storage_options.url is unknown; allowed: endpoint_url, "),
+        ("output.storage_options={url: x}", r"option in 'output.storage_options' 'url' .allowed: endpoint_url, "),
         (
             "output.path=gs://bucket/x",
             "output.path='gs://bucket/x' is on a store that is not built yet; allowed: a local path, s3://bucket/name",
@@ -163,6 +165,65 @@ def test_values_are_refused_with_what_is_allowed(load, override, message):
         check_config(load(override))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["output.path=null"], "output.path=null; allowed: text"),
+        (["sampling.n=two", "sampling.n=null"], "sampling.n=null; allowed: an integer"),
+        (["sampling.n=null", "sampling.n=two"], "sampling.n='two'; allowed: an integer"),
+    ],
+)
+def test_a_refused_value_is_the_last_that_was_given(load, overrides, message):
+    with pytest.raises(UserError, match=f"^{message}$"):
+        load(*overrides)
+
+
+def test_only_the_last_value_of_an_option_counts(load):
+    assert load("output.path=null", "output.path=other").output.path == "other"
+    assert load("input.template_kwargs={a: 1}", "input.template_kwargs.b=2").input.template_kwargs == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "output", "is_refused"),
+    [
+        ("in/**", "in/out", True),
+        ("in/*", "in/out", True),
+        ("in/*/*", "in/out", True),
+        ("in/*/rows", "{here}/in/out", True),
+        ("{here}/in/**/*.parquet", "in/out", True),
+        ("in/**/*.json", "in/out", True),
+        (["other", "in/o[tu]*/**"], "in/out", True),
+        ("link/**", "in/out", True),
+        ("in/**", "out", False),
+        ("in/*.parquet", "in/out", False),
+        ("in/**/*.jsonl", "in/out", False),
+        ("in/day-*", "in/out", False),
+        ("in/**", "in/_out", False),  # hidden, so no input
+        ("in/**", "in/.out/a", False),
+        ("s3://bucket/in/**", "s3://bucket/in/out", True),
+        ("s3://bucket/i*", "s3://bucket/in/out", True),
+        ("s3://bucket/in/*/*/part*", "s3://bucket/in/out", True),
+        ("s3://bucket/in/*.jsonl", "s3://bucket/in/out", False),
+        ("s3://bucket/in/**", "s3://bucket/in/_out", False),
+        ("s3://bucket/in/**", "s3://other/in/out", False),
+        ("s3://bucket/in/**", "in/out", False),
+        ("in/**", "s3://bucket/in/out", False),
+    ],
+)
+def test_a_glob_that_matches_the_output_is_refused(load, tmp_path, monkeypatch, path, output, is_refused):
+    """A job with its own rows among its input could not be resumed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to("in")
+    paths = [entry.format(here=tmp_path) for entry in ([path] if isinstance(path, str) else path)]
+    config = load(f"input.path={json.dumps(paths)}", f"output.path={output.format(here=tmp_path)}")
+    if is_refused:
+        with pytest.raises(UserError, match=r"output.path '.*/?in/out' will hold files that input.path '.*' matches; allowed: "):
+            check_places(config)
+    else:
+        check_places(config)
+
+
 def test_a_draft_is_refused_where_nothing_is_drafted(load):
     with pytest.raises(UserError, match=r"model.draft='head' with speculation.method=off"):
         check_config(load("model.draft=head", "speculation.method=off"))
@@ -173,6 +234,23 @@ def test_what_needs_the_chat_template_is_refused_without_it(load, option):
     check_config(load(option))
     with pytest.raises(UserError, match=rf"{option.split('=')[0]} needs the chat template, and input.chat=false"):
         check_config(load(option, "input.chat=false"))
+
+
+@pytest.mark.parametrize("option", ["input.system=be brief", "input.template_kwargs={enable_thinking: false}", "input.chat=true"])
+def test_what_needs_the_chat_template_is_refused_for_a_target_without_one(load, tmp_path, option):
+    target = tiny_llama(tmp_path / "target")
+    config = load(option, f"model.target={target}", "model.draft=ngram")
+    check_model(config)
+    fetch_models(config)
+    text = (target / "chat_template.jinja").read_text()
+    save_sentencepiece(target, 400)  # as a Vicuna's, without a template
+    for check in (check_model, fetch_models):
+        check(load(f"model.target={target}", "model.draft=ngram"))
+        with pytest.raises(UserError, match=rf"{option.split('=')[0]} needs a chat template, and the tokenizer in '{target}' has none"):
+            check(config)
+    tokenizer = json.loads((target / "tokenizer_config.json").read_text())
+    (target / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "chat_template": text}))
+    check_model(config)
 
 
 def test_a_prompt_is_made_in_one_way(load):

@@ -97,6 +97,8 @@ def test_a_file_without_rows_has_no_columns(tmp_path, text):
     [
         (",prompt\n0,x\n", r"column 1 has no name .*index=False"),
         ("id,\n0,x\n", "column 2 has no name"),
+        ("id;prompt\n0;x, y\n", "seems to be separated by ';'; allowed: CSV with commas"),
+        ("id\tprompt\n0\tx\n", r"seems to be separated by '\\t'; allowed: CSV with commas"),
         ('"id,prompt\n', "no readable first row: unexpected end of data"),
         (b"id,pr\xff\n1,2\n", "no readable first row: invalid UTF-8"),
         ("id,prompt\r1,2\r", "no readable first row: new-line character"),

@@ -104,6 +104,8 @@ def test_a_folder_that_cannot_be_listed_is_refused(tree, monkeypatch, path):
     ("path", "format", "message"),
     [
         ("nope.jsonl", "auto", "'nope.jsonl' matches no file"),
+        ("a.json", "auto", r"'a.json' matches no file; did you mean 'a.jsonl'\?; allowed: a file"),
+        ("./sub/d.parqet", "auto", r"did you mean './sub/d.parquet'\?"),
         ("nope*", "auto", r"'nope\*' matches no file"),
         (["a.jsonl", "nope"], "auto", "'nope' matches no file"),
         ("README.md", "auto", r"has no known suffix; allowed: .jsonl, .jsonl.gz.*or input.format=jsonl or parquet"),

@@ -296,6 +296,16 @@ def test_of_the_files_the_first_that_differs_is_told(files, grow, expected):
     assert told({"input.files": files}, grow=grow) == (expected and f"input.files ({expected})")
 
 
+@pytest.mark.parametrize("format", ["", "text, "])
+def test_contents_on_a_disk_and_in_a_store_are_not_said_to_differ(format):
+    disk, store = f"{format}sha256:{'a' * 64}", f"{format}etag:{'b' * 32}:21"
+    cannot = "'a.jsonl' is on another kind of store, and contents cannot be compared between a disk and S3"
+    difference = told({"input.files": [["a.jsonl", store]]}, before={"input.files": [["a.jsonl", disk]]})
+    assert difference == f"input.files ({cannot}: {format}sha256:aaaaaaaa.. -> {format}etag:bbbbbbbb..:21)"
+    difference = told({"input.files": [["a.jsonl", disk], B]}, before={"input.files": [["a.jsonl", store], B]}, grow=True)
+    assert difference.startswith(f"input.files ({cannot}: ")
+
+
 # ---- models ----
 
 

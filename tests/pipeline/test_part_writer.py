@@ -1,12 +1,10 @@
 """No row twice and none lost, for every order in which a run and one left over from a kill can reach the folder."""
 
-import io
 import itertools
 import threading
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import EngineError
@@ -15,6 +13,7 @@ from pipeline.part_writer import PartWriter, TakenOver
 from pipeline.parts import encode_part, list_parts, read_parts
 from pipeline.row_numbers import RowNumbers
 from pipeline.schema import SCHEMA
+from tests.pipeline.without_ray import MemoryFolder
 
 NUM_ROWS = 12
 ROW_NUMBERS = RowNumbers()
@@ -22,35 +21,16 @@ ROW_NUMBERS.add_run(0, 1)
 ROW_NUMBERS.close(NUM_ROWS)
 
 
-class MemoryFolder:
-    """The methods that writing parts needs. before_create: called with the name, in the writer's thread."""
-
-    path = "memory"
+class WatchedFolder(MemoryFolder):
+    """Sees to it that no row is there twice. before_create: called with the name, in the writer's thread."""
 
     def __init__(self):
-        self.files: dict[str, bytes] = {}
+        super().__init__()
         self.before_create = lambda name: None
 
     def create(self, name, data):
         self.before_create(name)
-        if name in self.files:
-            raise FileExistsError(name)
-        self.files[name] = data
-        self.require_no_row_twice()
-
-    def delete(self, name):
-        self.files.pop(name, None)
-
-    def open(self, name):
-        return io.BytesIO(self.files[name])
-
-    def names(self, folder):
-        return sorted(self.files)
-
-    def rows(self):
-        return sorted(row for data in self.files.values() for row in pq.read_table(io.BytesIO(data))["row_index"].to_pylist())
-
-    def require_no_row_twice(self):
+        super().create(name, data)
         assert len(set(self.rows())) == len(self.rows()), self.rows()
 
 
@@ -84,7 +64,7 @@ def tables(rows, size, backwards=False):
 @pytest.mark.parametrize("lands_at", range(8))
 def test_a_put_of_a_killed_run_that_lands_late_adds_no_row_twice(num_whole, lands_at):
     """Run `old` is killed with part `num_whole` on its way; it lands just before the other's create number `lands_at`, or after all."""
-    folder = MemoryFolder()
+    folder = WatchedFolder()
     writer, rows = make_writer(folder, "old")
     parts = tables(rows, 3)
     for table in parts[:num_whole]:
@@ -108,7 +88,7 @@ def test_a_put_of_a_killed_run_that_lands_late_adds_no_row_twice(num_whole, land
 @pytest.mark.parametrize("order", sorted(set(itertools.permutations("AAAABBBB"))), ids="".join)
 def test_two_runs_at_once_add_no_row_twice(order):
     """A letter lets that run's thread do one create. B scans at its first; A, whom B resumes, is never told."""
-    folder = MemoryFolder()
+    folder = WatchedFolder()
     turns = {"A": threading.Semaphore(0), "B": threading.Semaphore(0)}
     idle = threading.Semaphore(0)
     outcome = {}
@@ -140,18 +120,19 @@ def test_two_runs_at_once_add_no_row_twice(order):
     assert folder.rows() == list(range(NUM_ROWS))
 
 
-def test_rows_of_an_overwritten_job_that_land_late_go_away():
-    folder = MemoryFolder()
-    writer, rows = make_writer(folder, "new", dropped=["old"])
-    folder.files["rows/part-00000000.parquet"] = encode_part(make_table([1, 2]), "old")
+def test_rows_of_an_overwritten_job_that_land_late_go_and_leave_their_number_taken():
+    """Else a writer that has not read the parts above could take it, and write their rows once more."""
+    folder = WatchedFolder()
+    writer, rows = make_writer(folder, "new-1", dropped=["old-1"])
+    folder.files["rows/part-00000000.parquet"] = encode_part(make_table([1, 2]), "old-2")
     for table in tables(rows, 4):
         writer.write(table)
     assert folder.rows() == list(range(NUM_ROWS))
-    assert sorted(folder.files) == [f"rows/part-{number:08}.parquet" for number in (1, 2, 3)]
+    assert sorted(folder.files) == [f"rows/part-{number:08}.parquet" for number in (0, 1, 2, 3)]
 
 
 def test_rows_that_come_twice_are_written_once():
-    folder = MemoryFolder()
+    folder = WatchedFolder()
     writer, _ = make_writer(folder, "run")
     for rows in ([0, 1, 1, 0], [1, 2], [2, 0]):
         writer.write(make_table(rows))
@@ -160,7 +141,7 @@ def test_rows_that_come_twice_are_written_once():
 
 
 def test_a_run_gives_way_to_a_newer_one_and_leaves_its_part():
-    folder = MemoryFolder()
+    folder = WatchedFolder()
     writer, _ = make_writer(folder, "older")
     folder.files["rows/part-00000000.parquet"] = encode_part(make_table([5]), "newer")
     with pytest.raises(TakenOver, match="newer"):
@@ -169,7 +150,7 @@ def test_a_run_gives_way_to_a_newer_one_and_leaves_its_part():
 
 
 def test_what_is_to_be_done_first_is_done_before_the_first_part_only():
-    folder, seen = MemoryFolder(), []
+    folder, seen = WatchedFolder(), []
     writer, _ = make_writer(folder, "run")
     writer._before_first = lambda: seen.append(dict(folder.files))
     writer.write(make_table([1]))
@@ -178,13 +159,13 @@ def test_what_is_to_be_done_first_is_done_before_the_first_part_only():
 
 
 def test_numbers_beyond_eight_digits_are_in_order():
-    folder = MemoryFolder()
+    folder = WatchedFolder()
     folder.files = {f"rows/part-{number}.parquet": b"" for number in ("100000000", "99999999")}
     assert list(list_parts(folder)) == [99999999, 100000000]
     assert np.all(np.diff(list(list_parts(folder))) > 0)
 
 
 def test_a_key_that_the_job_has_not_is_told():
-    writer, _ = make_writer(MemoryFolder(), "run")
+    writer, _ = make_writer(WatchedFolder(), "run")
     with pytest.raises(EngineError, match="row_index 12, sample 0, which the job has not"):
         writer.write(make_table([3, 12]))

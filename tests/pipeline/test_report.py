@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 from engine.params import Cycle, Result
 from pipeline.folders import open_folder
 from pipeline.parts import encode_part
 from pipeline.report import render, summarize
-from pipeline.schema import make_record, make_table
+from pipeline.schema import SCHEMA, make_record, make_table
+from tests.pipeline.without_ray import MemoryFolder
 
 
 def write_rows(folder, workers: dict[str, list[tuple[int, int]]], number: int = 0, run_id: str = "last") -> None:
@@ -61,3 +64,16 @@ def test_the_speed_is_that_of_the_last_run(tmp_path):
     assert "runs 2; the last wrote 2 rows, the speed is its own" in lines
     assert not any(line.startswith("worker") for line in lines)
     assert "status 53 ok, 0 error" in lines
+
+
+def test_parts_are_read_several_at_a_time():
+    """Each is a round trip or two in an object store."""
+    together = threading.Barrier(8, timeout=20)
+
+    class SlowFolder(MemoryFolder):
+        def open(self, name):
+            together.wait()
+            return super().open(name)
+
+    folder = SlowFolder({f"rows/part-{number:08}.parquet": encode_part(SCHEMA.empty_table(), "run") for number in range(8)})
+    assert summarize(folder).num_files == 8

@@ -10,6 +10,8 @@ from engine.errors import EngineError, UserError
 from pipeline import run as run_module
 from pipeline.config import load_config
 from pipeline.export import export_rows
+from pipeline.job import Job
+from pipeline.local_folder import LocalFolder
 from pipeline.part_writer import TakenOver
 from pipeline.report import read_report
 from pipeline.run import run_job
@@ -131,6 +133,20 @@ def test_new_files_join_a_job_that_grows(tmp_path, make_config, ray_session, cap
         run_job(make_config(folder, "input.grow=true"))
 
 
+def test_a_new_file_without_the_columns_is_refused_before_anything_runs(tmp_path, make_config, ray_session):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", RECORDS[:3])
+    assert run_job(make_config(folder)) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    write_jsonl(folder / "b.jsonl", [{"question": "x"}])
+    with pytest.raises(UserError, match=r"b\.jsonl': unknown column 'prompt'"):
+        run_job(make_config(folder, "input.grow=true"))
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    write_jsonl(folder / "b.jsonl", [{"prompt": "x"}])
+    assert run_job(make_config(folder, "input.grow=true")) == 0
+
+
 def test_nothing_new_is_no_failure_of_a_job_that_grows(run_fake, again):
     assert run_fake([{"prompt": ""}, {"prompt": "x"}])[0] == 3
     assert again() == 3
@@ -204,17 +220,31 @@ def test_a_run_that_was_taken_over_before_its_first_row_writes_nothing(run_fake,
     out = tmp_path / "out"
     break_off(out, 2, 3)
     before = parts(out)
-    announce = run_module._announce
+    announce = Job.announce
 
     def be_overtaken(job):
         announce(job)
         (out / "run.json").write_text(json.dumps({**job.run, "run_id": "newer"}))
 
-    monkeypatch.setattr(run_module, "_announce", be_overtaken)
+    monkeypatch.setattr(Job, "announce", be_overtaken)
     with pytest.raises(TakenOver):
         again()
     assert parts(out) == before
     assert json.loads((out / "run.json").read_text())["run_id"] == "newer"
+
+
+def test_what_the_options_came_to_is_in_run_json_before_the_first_part(run_fake, tmp_path, monkeypatch):
+    """Else a job of model.dtype=auto that is killed could go on with another dtype."""
+    create, seen = LocalFolder.create, []
+
+    def look(folder, name, data):
+        seen.append(json.loads(folder.read("run.json")).get("engine"))
+        create(folder, name, data)
+
+    monkeypatch.setattr(LocalFolder, "create", look)
+    run_fake(RECORDS[:3])
+    assert seen == [json.loads((tmp_path / "out" / "run.json").read_text())["engine"]]
+    assert seen[0]["dtype"] == "none"
 
 
 def test_a_job_on_s3_from_end_to_end(s3_bucket, tmp_path, make_config, ray_session, capsys, monkeypatch):

@@ -225,7 +225,7 @@ def test_run_json_is_closed_whatever_happens(tmp_path, make_config, monkeypatch,
 
 
 def test_a_ledger_that_cannot_be_asked_at_the_end_costs_only_its_counts(tmp_path, make_config, monkeypatch):
-    monkeypatch.setattr(run_module, "_generate", lambda job, work: Outcome(2, None))
+    monkeypatch.setattr(run_module, "execute", lambda *arguments: Outcome(2, None))
     assert run_job(make_config(write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}]))) == 130
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (run["status"], run["exit_code"]) == ("interrupted", 130)

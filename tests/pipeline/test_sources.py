@@ -1,8 +1,10 @@
+import dataclasses
 import gzip
 import json
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +148,7 @@ def test_only_the_rows_that_are_missing_are_read_again(tmp_path, monkeypatch, ch
 def test_a_file_that_changed_after_the_scan_is_refused(tmp_path):
     path = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "x"}, {"prompt": "y", "params": {"n": 6}}, {"prompt": "z"}])
     (file,), _ = find_files(str(path), "auto")
-    plan = scan_input([file], COLUMNS)
+    plan = scan_input([dataclasses.replace(file, version="")], COLUMNS)  # as on a file system that does not tell
     done = DoneSet(plan.num_rows)
     done.add(np.arange(1, 8))
     changes = (
@@ -160,6 +162,25 @@ def test_a_file_that_changed_after_the_scan_is_refused(tmp_path):
         for chunk in (*plan.chunks, *plan.remaining(done)):
             with pytest.raises(UserError, match=r"in.jsonl' has changed since this run began"):
                 read_rows(chunk)
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.csv", "in.parquet"])
+@pytest.mark.parametrize("keeps_size", [False, True])
+def test_a_file_that_changed_but_for_its_number_of_rows_is_refused(tmp_path, name, keeps_size):
+    path = tmp_path / name
+    prompts = ["x", "y" if keeps_size else "yy"]
+    if name.endswith(".parquet"):
+        contents = [pq.write_table(pa.table({"prompt": [prompt]}), path) or path.read_bytes() for prompt in prompts]
+    else:
+        contents = [(f"prompt\n{p}\n" if name.endswith("csv") else json.dumps({"prompt": p})).encode() for p in prompts]
+        contents = [gzip.compress(content, mtime=0) if name.endswith(".gz") else content for content in contents]
+    path.write_bytes(contents[0])
+    plan = scan_input(find_files(str(path), "auto")[0], COLUMNS)
+    assert [row["prompt"] for row in read_rows(plan.chunks[0])] == ["x"]
+    time.sleep(0.02)  # a clock tick of the file system
+    path.write_bytes(contents[1])
+    with pytest.raises(UserError, match=rf"{name}' has changed since this run began; allowed: input that stays as it is"):
+        read_rows(plan.chunks[0])
 
 
 def test_new_files_come_after_those_of_an_earlier_run(tmp_path):
@@ -269,6 +290,37 @@ def test_a_named_column_must_be_there(tmp_path):
     (tmp_path / "in.txt").write_text("x\n")
     with pytest.raises(UserError, match=r"input.prompt: .*in.txt': unknown column 'text' .allowed: prompt"):
         read(tmp_path / "in.txt", prompt="text")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([{"question": "x"}] * 2, r"c\.jsonl': unknown column 'prompt' .allowed: question. in every record; set input.prompt"),
+        ([{"prompt": "x", "id": "b0"}], r"'b0' \(b.jsonl:1 and c.jsonl:1\); allowed: ids that the job does not have yet$"),
+        ([{"prompt": "x"}, {"question": "x"}, "{"], None),
+        (["{"], None),
+    ],
+)
+def test_a_new_file_of_a_job_that_has_run_has_the_columns_by_itself(tmp_path, records, message):
+    """Its error rows would be there for good. An id cannot be given up any more either."""
+    write_jsonl(tmp_path / "b.jsonl", [{"prompt": "x", "id": "b0"}, {"question": "x"}])
+    write_jsonl(tmp_path / "c.jsonl", records)
+    write_jsonl(tmp_path / "d.jsonl", [{"prompt": "x"}])
+    files = order_files(find_files(str(tmp_path), "auto")[0], ["b.jsonl"])
+    if message is None:
+        assert scan_input(files, COLUMNS).num_records == 3 + len(records)
+    else:
+        with pytest.raises(UserError, match=message):
+            scan_input(files, COLUMNS)
+
+
+def test_a_named_column_must_be_in_a_new_file(tmp_path):
+    write_jsonl(tmp_path / "b.jsonl", [{"prompt": "x", "key": 1}])
+    write_jsonl(tmp_path / "c.jsonl", [{"prompt": "x", "kee": 2}])
+    columns = Columns(InputSection(path="in", id="key"), SamplingParams(), 1)
+    files = order_files(find_files(str(tmp_path), "auto")[0], ["b.jsonl"])
+    with pytest.raises(UserError, match=r"input.id: input file '.*c\.jsonl': no record has it: unknown column 'key'; did you mean 'kee'"):
+        scan_input(files, columns)
 
 
 def test_a_column_of_the_template_must_be_there(tmp_path):

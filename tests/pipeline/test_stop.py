@@ -13,6 +13,7 @@ from engine.params import SamplingParams, Speculation
 from pipeline.config import InputSection
 from pipeline.generate import GenerateRows, RowOptions
 from pipeline.graph import prepare_context
+from pipeline.ray_session import ray_session as ray_session_of_a_job
 from pipeline.records import ROW_SCHEMA
 from pipeline.stop import StopCallback, StopOverdue, handle_signals
 from pipeline.watch import run_watched
@@ -28,7 +29,8 @@ from pipeline.stop import handle_signals
 from workers.ledger import Ledger
 
 ledger = Ledger()
-with handle_signals(SimpleNamespace(stop=SimpleNamespace(remote=ledger.stop))) as stop:
+with handle_signals() as stop, stop.telling(SimpleNamespace(stop=SimpleNamespace(remote=ledger.stop))):
+    stop.is_starting = False
     def tell():
         print("ready", flush=True)
         while not stop.requested:
@@ -70,6 +72,93 @@ def test_a_signal_that_is_sent_twice_counts_once(listener):
         listener.wait(timeout=1)
     listener.send_signal(signal.SIGTERM)
     assert listener.wait(timeout=10) == 143
+
+
+START = """
+import ctypes, sys
+from pipeline.stop import handle_signals
+
+libc = ctypes.CDLL(None)
+with handle_signals() as stop:
+    print("ready", flush=True)
+    for _ in range(int(sys.argv[1]) * 10):
+        libc.usleep(100_000)  # in C, as ray.init is for the most part
+    stop.is_starting = False
+    print("started", stop.requested, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("start_s", "number", "code", "said", "at_most_s"),
+    [
+        ("60", signal.SIGTERM, 143, "", 2),
+        ("60", signal.SIGINT, 130, "rheo: stopping\n", 3 + 2),
+        ("1", signal.SIGINT, 0, "rheo: stopping\n", 1 + 2),  # then it can be closed in order
+    ],
+)
+def test_a_signal_while_ray_starts_waits_for_it_but_not_for_long(start_s, number, code, said, at_most_s):
+    command = [sys.executable, "-c", START, start_s]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        sent_at = time.monotonic()
+        process.send_signal(number)
+        try:
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert time.monotonic() - sent_at < at_most_s
+    assert (process.returncode, err) == (code, said)
+    assert out == ("" if code else "started True\n")
+
+
+def test_a_second_interrupt_while_ray_starts_ends_the_process():
+    with subprocess.Popen([sys.executable, "-c", START, "60"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout.readline() == b"ready\n"
+        sent_at = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.7)
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(timeout=20) == 130
+        finally:
+            process.kill()
+    assert time.monotonic() - sent_at < 2.5
+
+
+KEEP = """
+import signal
+from pipeline.ray_session import ray_session
+
+signal.signal(signal.SIGTERM, lambda number, frame: print("ours", flush=True))
+with ray_session(1):
+    signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_ray_leaves_the_handler_of_sigterm_alone():
+    done = subprocess.run([sys.executable, "-c", KEEP], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "ours\n"), done.stderr
+
+
+def test_an_interrupt_waits_for_the_end_of_ray_init_where_nobody_handles_it(monkeypatch):
+    """As in a stage of `rheo train-draft`."""
+    done = []
+
+    def init(**options):
+        signal.raise_signal(signal.SIGINT)
+        done.append("init")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: done.append("shutdown"))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), ray_session_of_a_job(1):
+            pytest.fail("it goes on")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["init", "shutdown"]
 
 
 @pytest.fixture
@@ -142,7 +231,7 @@ def test_readers_in_mid_read_and_rows_that_run_on_do_not_hold_up_a_stop(ledger, 
             asked_at.append(time.monotonic())
             stop.request("enough")
 
-    with handle_signals(ledger) as stop:
+    with handle_signals() as stop, stop.telling(ledger):
         watch(stop, stream(rows, GenerateRows, settings=settings, ledger=ledger, options=options), take)
     assert time.monotonic() - asked_at[0] < 15
     assert stop.reason == "enough"
@@ -170,7 +259,7 @@ def test_a_model_that_is_loading_does_not_hold_up_a_stop(ledger, recwarn):
         asked_at.append(time.monotonic())
         stop.request(signal.SIGINT)
 
-    with handle_signals(ledger) as stop:
+    with handle_signals() as stop, stop.telling(ledger):
         threading.Thread(target=ask).start()
         watch(stop, stream(read_rows_and_go_on("a" * 64), GenerateRowsAfterLoading, ledger=ledger), pytest.fail)
         assert time.monotonic() - asked_at[0] < 15
@@ -193,7 +282,7 @@ def test_a_reader_that_goes_on_does_not_feed_a_stopped_job(ledger, monkeypatch):
             asked_at.append(time.monotonic())
             stop.request("enough")
 
-    with handle_signals(ledger) as stop:
+    with handle_signals() as stop, stop.telling(ledger):
         watch(stop, stream(read_rows_and_go_on("a" * 64), GenerateRowsSlowly, rows_per_call=None), take)
     assert time.monotonic() - asked_at[0] < 15
 
@@ -213,7 +302,7 @@ def test_a_worker_that_does_not_answer_is_left_behind(ledger, short_notice):
             stop.request(signal.SIGTERM)
 
     tables = stream(read_rows_and_go_on("a" * 64), GenerateRowsOrHang)
-    with handle_signals(ledger) as stop, pytest.raises(StopOverdue):
+    with handle_signals() as stop, stop.telling(ledger), pytest.raises(StopOverdue):
         watch(stop, tables, take)
     assert len(seen) == 2
     assert tables.gi_frame is None  # it came to its end, so that Ray can be shut down

@@ -6,7 +6,6 @@ import ray
 
 from pipeline.stop import Stop
 from pipeline.watch import NodeLost, WorkHung, run_watched
-from workers.ledger import Ledger
 
 
 class DeadNode:
@@ -16,7 +15,7 @@ class DeadNode:
 
 @pytest.fixture
 def stop():
-    return Stop(SimpleNamespace(stop=SimpleNamespace(remote=Ledger().stop)))
+    return Stop()
 
 
 def test_work_that_never_comes_back_from_a_dead_node_is_given_up(monkeypatch, stop):

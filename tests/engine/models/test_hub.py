@@ -87,9 +87,9 @@ def test_refusals_of_a_hub(hub, tmp_path):
     [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"), ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached")],
 )
 def test_no_network(hub, tmp_path, env, why):
-    """A repository by its name, and the preset without its package, which the message then names."""
+    """A repository by its name, and the preset without its package, which the message then names; at once, and with nothing else said."""
     code = (
-        "import time; time.sleep = lambda seconds: None\n"  # between huggingface_hub's tries
+        "import time; sys.stderr = sys.stdout; time.sleep = lambda seconds: print('it tries again')\n"
         "import engine.models.source as source; source._find_packaged = lambda *_: None\n"
         f"for name in ('org/target', '{PRESET.name}'):\n"
         "    try: check_target(name)\n"
