@@ -48,9 +48,11 @@ def _check(config: JobConfig, defaults: SamplingParams, folder: Folder) -> str:
         f"  output   {config.output.path} can be written",
     ]
     if earlier.is_finished(config, len(files)) and done.count == plan.num_rows:
-        lines.append(f"  earlier  this job is finished already: nothing would be done (exit code {earlier.run['exit_code']}, as then)")
+        lines.append(f"  earlier  this job is finished already: nothing would be done (exit code {earlier.repeated_code(config)})")
     elif done.count:
         lines.append(f"  earlier  {count(done.count, 'row')} of {plan.num_rows} are there; the rest would be generated")
+    elif config.output.overwrite and earlier.dropped:
+        lines.append(f"  earlier  the rows of an earlier run ({count(len(earlier.dropped), 'part')}) would be dropped")
     if ignored:
         lines.append(f"  left out {describe_ignored(ignored)}")
     lines.append(f"  first {count(len(rows), 'row')}: {len(good)} readable, {len(bad)} would be error rows")

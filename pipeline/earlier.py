@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import EngineError, UserError
-from pipeline import runfile
+from pipeline import exit_codes, runfile
 from pipeline.config import JobConfig
 from pipeline.done import DoneSet
 from pipeline.fingerprint import find_difference
@@ -57,6 +57,10 @@ class Earlier:
         difference = find_difference(before, fingerprint, grow=grow)
         if difference is not None:
             raise UserError(f"the output holds the rows of another job; it differs in {difference}; {_INSTEAD}")
+
+    def repeated_code(self, config: JobConfig) -> int:
+        """The exit code of a finished job that is run again; one that was to grow and has not is no failure."""
+        return exit_codes.OK if config.input.grow else self.run["exit_code"]
 
     def is_finished(self, config: JobConfig, num_files: int) -> bool:
         """Whether nothing is left to do for this job."""

@@ -69,7 +69,7 @@ def execute(work: Work, take: Callable[[pa.Table], str | None], flush: Callable[
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     log = os.path.join(log_folder, RAY_LOG)
     with handle_signals() as stop, divert_noise(log), ray_session(num_cores):
-        stop.is_starting = False
+        stop.ray_has_started()
         if stop.requested:
             return Outcome(stop.reason, None)
         check_node()

@@ -62,10 +62,10 @@ class Job:
         summary.take_samples(self.folder)
         return summary
 
-    def close(self, status: str, exit_code: int, summary: Summary) -> None:
-        """Raises TakenOver, and writes nothing, where run.json is a newer run's."""
+    def close(self, status: str, exit_code: int, summary: Summary | None) -> None:
+        """summary: None leaves the counts of an earlier run. Raises TakenOver, and writes nothing, where run.json is a newer run's."""
         run, now, state = self.run, time.time(), self.outcome.state
-        run.update(status=status, exit_code=exit_code, counts=summary.counts())
+        run.update(status=status, exit_code=exit_code, counts=run["counts"] if summary is None else summary.counts())
         run["timing"].update(started_at=self.started_at, finished_at=now, total_s=now - self.started_at)
         if state and state["ready_at"]:
             run["timing"].update(load_s=state["ready_at"] - self.started_at, generate_s=state["ended_at"] - state["ready_at"])
@@ -85,10 +85,10 @@ class Job:
         elif isinstance(error, UserError | EngineError | OSError):
             code = exit_codes.USER_ERROR if isinstance(error, UserError) else exit_codes.ENGINE_FAILURE
         with contextlib.suppress(*failures()):  # of a full disk, perhaps: `error` says more
-            try:
-                summary = summarize(self.folder)
-            except EngineError:  # perhaps `error` itself
-                summary = Summary()
+            summary = None
+            if not isinstance(error, KeyboardInterrupt):  # who is in a hurry
+                with contextlib.suppress(EngineError):  # perhaps `error` itself
+                    summary = summarize(self.folder)
             self.close(status, code, summary)
 
     def _drop_overwritten(self, there: Earlier) -> None:

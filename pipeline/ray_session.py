@@ -12,7 +12,8 @@ from engine.errors import EngineError
 from pipeline.exit_codes import SIGNAL_BASE
 from pipeline.quiet import quiet_loggers
 
-_NO_HANDLER_IN_CPP = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
+# Else ray.init sets a handler of SIGTERM in C++ too, which takes the place of any other and aborts. It is read when ray is imported.
+os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 
 
 @contextlib.contextmanager
@@ -27,7 +28,7 @@ def ray_session(num_cores: int) -> Iterator[None]:
     # With one logical CPU a reader could block the others for ever; engines ask for none.
     options = {"num_cpus": max(2, num_cores), "include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        with _without_sigterm_handlers(), _held_sigint():
+        with _without_sigterm_handler(), _held_sigint():
             try:
                 ray.init(address="local", **options)
             except Exception as error:  # a plain Exception when a busy machine takes longer than Ray waits
@@ -38,27 +39,21 @@ def ray_session(num_cores: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_sigterm_handlers() -> Iterator[None]:
-    """Keeps ray.init from setting its handlers of SIGTERM. One raises SystemExit(15) wherever the process is: in C++, which aborts, or in
-    the middle of logging, whose lock then is never free again. The other is in C++, takes our place and aborts. Without them SIGTERM does
-    what it did before.
+def _without_sigterm_handler() -> Iterator[None]:
+    """Keeps ray.init from setting its handler of SIGTERM, which raises SystemExit(15) wherever the process is: in C++, which aborts, or in
+    the middle of logging, whose lock then is never free again. Without it SIGTERM does what it did before.
     """
     import ray
 
     utils = ray._private.utils
     if not hasattr(utils, "set_sigterm_handler"):
         raise EngineError(f"ray {ray.__version__} has no utils.set_sigterm_handler; allowed: ray>=2.60,<2.61")
-    before, before_in_cpp = utils.set_sigterm_handler, os.environ.get(_NO_HANDLER_IN_CPP)
+    before = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda handler: None
-    os.environ[_NO_HANDLER_IN_CPP] = "1"
     try:
         yield
     finally:
         utils.set_sigterm_handler = before
-        if before_in_cpp is None:
-            del os.environ[_NO_HANDLER_IN_CPP]
-        else:
-            os.environ[_NO_HANDLER_IN_CPP] = before_in_cpp
 
 
 @contextlib.contextmanager

@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import json
 import time
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from engine.errors import EngineError
+from engine.params import SamplingParams
 from pipeline import exit_codes, runfile
 from pipeline.checks import check_config, check_model, check_places, describe_ignored, find_input
 from pipeline.columns import Columns
@@ -29,6 +31,8 @@ from pipeline.report import COLUMNS, Summary, render, summarize
 from pipeline.sources import Plan, scan_input
 from pipeline.wording import count, format_seconds
 
+_GO_ON = "interrupted; the same command goes on from here"
+
 
 def run_job(config: JobConfig) -> int:
     """Runs a job to its end, or goes on with it, and returns its exit code.
@@ -40,43 +44,63 @@ def run_job(config: JobConfig) -> int:
     check_places(config)
     folder.probe()
     with folder.lock(), explained_failures(folder):
-        earlier = read_earlier(folder, config)
-        files, ignored = find_input(config, earlier.file_names)
-        fingerprint = describe_job(config, files)
-        earlier.require_same(fingerprint, grow=config.input.grow, whole=False)
-        check_model(config)
-        if earlier.run is not None:
-            earlier.require_same({**fingerprint, **describe_models(config, fetch_models(config))}, grow=config.input.grow, whole=True)
-            if earlier.is_finished(config, len(files)):
-                summary = summarize(folder, earlier.read_own(folder, COLUMNS))
-                if summary.num_rows == earlier.run["num_rows"] and not earlier.late:  # else a killed run has come late to `drop_errors`
-                    return _repeat(config, folder, earlier.run, summary)
-        columns = Columns(config.input, defaults, config.sampling.n)
-        plan = scan_input(files, columns)
-        if ignored:
-            _note(f"left out {describe_ignored(ignored)}")
-        models = fetch_models(config)
-        job = _prepare(config, folder, earlier, plan, {**fingerprint, **describe_models(config, models)})
-        job.run["models"] = dataclasses.asdict(models)
-        work = Work(
-            config=config,
-            models=models,
-            columns=columns,
-            defaults=defaults,
-            chunks=plan.remaining(job.found.done),
-            num_rows=plan.num_rows,
-            num_done=job.found.done.count,
-            dtype=earlier.dtype if config.model.dtype == "auto" else None,
-        )
-        return _run(job, work)
+        end = _run_locked(config, defaults, folder)
+    if end.report is not None:
+        try:
+            show(end.report)
+        except OSError as error:  # the job has its end, and its exit code
+            _note(f"the report cannot be printed: {error}")
+    if end.note is not None:
+        _note(end.note)
+    return end.code
 
 
-def _repeat(config: JobConfig, folder: Folder, run: dict, summary: Summary) -> int:
-    """A finished job: its report and its exit code, once more; a job that was to grow and has not is no failure."""
-    code = exit_codes.OK if config.input.grow else run["exit_code"]
+@dataclass(frozen=True)
+class _End:
+    """The exit code of a job, and what is left to say of it. note: after the report."""
+
+    code: int
+    report: str | None = None
+    note: str | None = None
+
+
+def _run_locked(config: JobConfig, defaults: SamplingParams, folder: Folder) -> _End:
+    earlier = read_earlier(folder, config)
+    files, ignored = find_input(config, earlier.file_names)
+    fingerprint = describe_job(config, files)
+    earlier.require_same(fingerprint, grow=config.input.grow, whole=False)
+    check_model(config)
+    if earlier.run is not None:
+        earlier.require_same({**fingerprint, **describe_models(config, fetch_models(config))}, grow=config.input.grow, whole=True)
+        if earlier.is_finished(config, len(files)):
+            summary = summarize(folder, earlier.read_own(folder, COLUMNS))
+            if summary.num_rows == earlier.run["num_rows"] and not earlier.late:  # else a killed run has come late to `drop_errors`
+                return _repeat(config, folder, earlier, summary)
+    columns = Columns(config.input, defaults, config.sampling.n)
+    plan = scan_input(files, columns)
+    if ignored:
+        _note(f"left out {describe_ignored(ignored)}")
+    models = fetch_models(config)
+    job = _prepare(config, folder, earlier, plan, {**fingerprint, **describe_models(config, models)})
+    job.run["models"] = dataclasses.asdict(models)
+    work = Work(
+        config=config,
+        models=models,
+        columns=columns,
+        defaults=defaults,
+        chunks=plan.remaining(job.found.done),
+        num_rows=plan.num_rows,
+        num_done=job.found.done.count,
+        dtype=earlier.dtype if config.model.dtype == "auto" else None,
+    )
+    return _run(job, work)
+
+
+def _repeat(config: JobConfig, folder: Folder, earlier: Earlier, summary: Summary) -> _End:
+    """A finished job: its report and its exit code, once more."""
+    run, code = earlier.run, earlier.repeated_code(config)
     _note(f"this job is finished already; nothing is done (exit code {code}{', as then' if code == run['exit_code'] else ''})")
-    show(render(summary, run, folder.path))
-    return code
+    return _End(code, render(summary, run, folder.path))
 
 
 def _prepare(config: JobConfig, folder: Folder, earlier: Earlier, plan: Plan, fingerprint: dict) -> Job:
@@ -91,22 +115,25 @@ def _prepare(config: JobConfig, folder: Folder, earlier: Earlier, plan: Plan, fi
         num_rows=plan.num_rows,
     )
     what = f"{plan.describe()}, {count(plan.num_rows, 'row')} to {folder.path}/rows"
-    _note(f"{config.job.name}: {what}" + (f"; {found.done.count} of them are there already" if found.done.count else ""))
+    if found.done.count:
+        what += f"; {found.done.count} of them are there already"
+    elif config.output.overwrite and earlier.dropped:
+        what += f"; the rows of an earlier run ({count(len(earlier.dropped), 'part')}) are dropped for them"
+    _note(f"{config.job.name}: {what}")
     return Job(config, folder, earlier, plan, run, found)
 
 
-def _run(job: Job, work: Work) -> int:
+def _run(job: Job, work: Work) -> _End:
     """As `_run_to_end`. A run that gives way to a newer one while it is being stopped keeps the exit code of the stop."""
     try:
         return _run_to_end(job, work)
     except TakenOver as error:
         if not isinstance(job.outcome.stopped_by, int):
             raise
-        _note(str(error))
-        return exit_codes.SIGNAL_BASE + job.outcome.stopped_by
+        return _End(exit_codes.SIGNAL_BASE + job.outcome.stopped_by, note=str(error))
 
 
-def _run_to_end(job: Job, work: Work) -> int:
+def _run_to_end(job: Job, work: Work) -> _End:
     """Generates, counts, and closes run.json whatever happens. Raises EngineError, UserError, and what the system raises."""
     try:
         if not (job.config.output.overwrite and job.earlier.dropped):  # else the earlier run.json stays with its rows, for now
@@ -117,6 +144,8 @@ def _run_to_end(job: Job, work: Work) -> int:
     except TakenOver:
         raise  # run.json is the other run's
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            _note(_GO_ON)
         if job.is_announced:
             job.close_failed(error)
         else:
@@ -134,10 +163,12 @@ def _run_to_end(job: Job, work: Work) -> int:
     job.close(status, code, summary)
     if status == "failed":
         raise EngineError(f"{num_rows} of {count(job.plan.num_rows, 'row')} came back from Ray; run the same command again")
-    show(render(summary, job.run, job.folder.path))
-    if status == "stopped":
-        _note(f"stopped: {stopped_by}; mend the input, or raise the limit and run the same command again")
-    return code
+    notes = {
+        "interrupted": _GO_ON,
+        "stopped": f"stopped: {stopped_by}; raise the limit and run the same command again, or mend the input and drop these rows "
+        "with output.overwrite=true",
+    }
+    return _End(code, render(summary, job.run, job.folder.path), notes.get(status))
 
 
 def _generate(job: Job, work: Work) -> None:
@@ -162,7 +193,7 @@ def _generate(job: Job, work: Work) -> None:
     def take(table: pa.Table) -> str | None:
         if "first_row_s" not in job.run["timing"]:
             job.run["timing"]["first_row_s"] = time.time() - job.started_at
-            _note(f"first new row after {format_seconds(job.run['timing']['first_row_s'])}")
+            _note(f"first new rows after {format_seconds(job.run['timing']['first_row_s'])}")
             job.run["engine"] = json.loads(table.schema.metadata[ENGINE])
         try:
             committer.add(table)

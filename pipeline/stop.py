@@ -60,13 +60,18 @@ class StopCallback(ExecutionCallback):
 class Stop:
     """A stop, requested or not; the first request counts.
 
-    is_starting: Ray is, and nothing is in flight; to be set to False once it has started.
+    is_starting: Ray is, and nothing is in flight.
     """
 
     def __init__(self):
         self.is_starting = True
         self._ledger = None
         self._requests: list[tuple[int | str, float]] = []  # only appended to, so the first is the same for every thread
+
+    def ray_has_started(self) -> None:
+        """To be called in the main thread, right after ray.init."""
+        signal.signal(signal.SIGTERM, _do_nothing)  # again, for a Ray that was imported before `pipeline.ray_session`, which see
+        self.is_starting = False
 
     @contextlib.contextmanager
     def telling(self, ledger) -> Iterator[None]:

@@ -123,7 +123,7 @@ def _run(job: Path, *, to_end: bool) -> dict:
         seconds = time.monotonic() - started_at
         if "records in" in line:
             measured["scanned_s"] = round(seconds, 1)
-        if "first new row" in line:
+        if "first new rows" in line:
             measured["first_row_s"] = round(seconds, 1)
             if not to_end:
                 threading.Timer(_WATCH_S, process.send_signal, [signal.SIGINT]).start()

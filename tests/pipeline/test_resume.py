@@ -60,7 +60,7 @@ def test_only_the_missing_rows_are_made(run_fake, tmp_path, again, capsys):
     assert strip(read_rows(out)) == strip(whole)
     err = capsys.readouterr().err
     assert f"{len([r for d in kept for r in pq.read_table(out / 'rows' / d)['id']])} of them are there already" in err
-    assert "first new row after" in err
+    assert "first new rows after" in err
     run = json.loads((out / "run.json").read_text())
     assert run["runs"] == [run_id, run["run_id"]]
     assert (run["status"], run["counts"]["rows"]) == ("finished", NUM_ROWS)

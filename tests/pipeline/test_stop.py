@@ -30,7 +30,7 @@ from workers.ledger import Ledger
 
 ledger = Ledger()
 with handle_signals() as stop, stop.telling(SimpleNamespace(stop=SimpleNamespace(remote=ledger.stop))):
-    stop.is_starting = False
+    stop.ray_has_started()
     def tell():
         print("ready", flush=True)
         while not stop.requested:
@@ -83,7 +83,7 @@ with handle_signals() as stop:
     print("ready", flush=True)
     for _ in range(int(sys.argv[1]) * 10):
         libc.usleep(100_000)  # in C, as ray.init is for the most part
-    stop.is_starting = False
+    stop.ray_has_started()
     print("started", stop.requested, flush=True)
 """
 
@@ -93,7 +93,7 @@ with handle_signals() as stop:
     [
         ("60", signal.SIGTERM, 143, "", 2),
         ("60", signal.SIGINT, 130, "rheo: stopping\n", 3 + 2),
-        ("1", signal.SIGINT, 0, "rheo: stopping\n", 1 + 2),  # then it can be closed in order
+        ("1", signal.SIGINT, 0, "rheo: stopping\n", 3 + 2),  # then it can be closed in order
     ],
 )
 def test_a_signal_while_ray_starts_waits_for_it_but_not_for_long(start_s, number, code, said, at_most_s):
@@ -127,6 +127,7 @@ def test_a_second_interrupt_while_ray_starts_ends_the_process():
 
 KEEP = """
 import signal
+import pipeline.run
 from pipeline.ray_session import ray_session
 
 signal.signal(signal.SIGTERM, lambda number, frame: print("ours", flush=True))
