@@ -26,7 +26,6 @@ def main() -> None:
         ray.init(address=args.address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except SystemExit:  # Ray's own handler of SIGTERM
         sys.exit(SIGNAL_BASE + signal.SIGTERM)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from pipeline.cli import main as rheo
 
     sys.argv = ["rheo", *rest]

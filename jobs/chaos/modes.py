@@ -120,7 +120,7 @@ def cluster(folder: Path) -> Iterator[Mode]:
             kind="fake",
             options=_with_output({**_FAKE, "ray": {"workers": 2}}),
             command=(*_DRIVER, "--address", nodes.address),
-            victims=("engine", "reader", "ray process", "node", "node"),
+            victims=("node",),  # with what runs on it
             root=os.getpid(),
             others={"node": remove_one},
             before_life=complete,
