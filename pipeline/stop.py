@@ -9,7 +9,6 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from ray.data._internal.execution.execution_callback import ExecutionCallback
 
 from engine.errors import EngineError
 from pipeline.exit_codes import SIGNAL_BASE
+from pipeline.notes import tell
 
 # Kubernetes and Slurm kill 30 s after their SIGTERM, a spot node is taken away after 30 to 120 s.
 GRACE_S = 20.0  # for rows in flight
@@ -162,6 +162,6 @@ def _listen(received: int, stop: Stop) -> None:
             message = _START_MESSAGE if stop.is_starting else _MESSAGE
             first_at = time.monotonic()
             stop.request(number)
-            print(message, file=sys.stderr, flush=True)
+            tell(message)
         elif time.monotonic() - first_at > _ONE_PRESS_S:
             os._exit(SIGNAL_BASE + number)

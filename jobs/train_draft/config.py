@@ -14,17 +14,7 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.params import METHODS
-from pipeline.config import (
-    EngineSection,
-    InputSection,
-    JobConfig,
-    JobSection,
-    ModelSection,
-    OutputSection,
-    RaySection,
-    SamplingSection,
-    SpeculationSection,
-)
+from pipeline.config import JobConfig, SpeculationSection
 from pipeline.config_file import load_options
 
 
@@ -98,15 +88,8 @@ class EvaluationSection:
 
 
 @dataclass(kw_only=True)
-class TrainDraftConfig:
-    job: JobSection = field(default_factory=JobSection)
-    input: InputSection = field(default_factory=InputSection)
-    model: ModelSection = field(default_factory=ModelSection)
-    sampling: SamplingSection = field(default_factory=SamplingSection)
+class TrainDraftConfig(JobConfig):
     speculation: AnswersSpeculation = field(default_factory=AnswersSpeculation)
-    engine: EngineSection = field(default_factory=EngineSection)
-    ray: RaySection = field(default_factory=RaySection)
-    output: OutputSection = field(default_factory=OutputSection)
     answers: AnswersSection = field(default_factory=AnswersSection)
     draft: DraftSection = field(default_factory=DraftSection)
     train: TrainSection = field(default_factory=TrainSection)

@@ -1,4 +1,4 @@
-"""Given answers in place of the target's own: the same columns in parts of the same names, made once."""
+"""Given answers in place of the target's own: the same columns in parts of the same names, made once for an input that stays as it is."""
 
 from __future__ import annotations
 
@@ -20,19 +20,31 @@ from pipeline.checks import check_sampling, find_input
 from pipeline.columns import Columns, lookup
 from pipeline.config import JobConfig
 from pipeline.generate import RowOptions, make_request
+from pipeline.input_file import InputFile
+from pipeline.notes import tell
 from pipeline.parts import part_name
 from pipeline.schema import SCHEMA
 from pipeline.sources import read_chunk, scan_input
+from pipeline.wording import count
 
 _COLUMNS = ("id", "sample", "status", "prompt", "num_prompt_tokens", "token_ids")
 _PROBLEMS = 3
+_DONE = "given.json"
 
 
 def write_given(config: TrainDraftConfig, job: JobConfig, target: ResolvedTarget, *, vocab_size: int) -> None:
-    """Writes the parts of the job's output. Raises UserError when no record has an answer that can be used."""
+    """Writes the parts of the job's output, unless they are there.
+
+    Raises UserError when no record has an answer that can be used, and for an input that is not that of the parts.
+    """
     out = Path(job.output.path)
     (out / "rows").mkdir(parents=True, exist_ok=True)
-    reader = _Reader(config, job, target, vocab_size)
+    files, _ = find_input(job, [])
+    contents = {file.name: file.content_hash() for file in files}
+    if (out / _DONE).exists():
+        _require_same(json.loads((out / _DONE).read_text()), contents, out)
+        return
+    reader = _Reader(config, job, target, vocab_size, files)
     number, rows = 0, []
     for row in reader.rows():
         rows.append(row)
@@ -41,8 +53,20 @@ def write_given(config: TrainDraftConfig, job: JobConfig, target: ResolvedTarget
             number, rows = number + 1, []
     if rows:
         _write(out / part_name(number), rows)
+    problems = "; ".join(reader.problems)
     if not number and not rows:
-        raise UserError(f"answers.given='{config.answers.given}': no record has an answer: {'; '.join(reader.problems)}")
+        raise UserError(f"answers.given='{config.answers.given}': no record can be used: {problems}")
+    if reader.num_left_out:
+        tell(f"answers: {count(reader.num_left_out, 'record')} left out: {problems}")
+    (out / _DONE).write_text(json.dumps(contents) + "\n")
+
+
+def _require_same(before: Mapping[str, str], contents: Mapping[str, str], out: Path) -> None:
+    for name in sorted({*before, *contents}):
+        if before.get(name) != contents.get(name):
+            raise UserError(
+                f"input file '{name}' is not as it was when '{out}' was made of it; allowed: the same input, or another output.path"
+            )
 
 
 def _write(path: Path, rows: list[dict]) -> None:
@@ -52,12 +76,13 @@ def _write(path: Path, rows: list[dict]) -> None:
 
 
 class _Reader:
-    def __init__(self, config: TrainDraftConfig, job: JobConfig, target: ResolvedTarget, vocab_size: int):
-        self.problems: list[str] = []
+    def __init__(self, config: TrainDraftConfig, job: JobConfig, target: ResolvedTarget, vocab_size: int, files: list[InputFile]):
+        self.problems: list[str] = []  # the first ones
+        self.num_left_out = 0
         self._column = config.answers.given
         self._defaults = check_sampling(job.sampling)
         self._columns = Columns(job.input, self._defaults, 1)
-        self._files, _ = find_input(job, [])
+        self._files = files
         self._options = RowOptions(defaults=self._defaults, input=job.input, seed=0)
         self._tokenizer = load_tokenizer(target.path, target.chat_template)
         self._vocab_size = vocab_size
@@ -70,6 +95,7 @@ class _Reader:
                     try:
                         yield self._read(row)
                     except RowError as error:
+                        self.num_left_out += 1
                         if len(self.problems) < _PROBLEMS:
                             self.problems.append(f"{row['id']}: {error.message}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+import signal
 from pathlib import Path
 
 from engine.errors import EngineError, UserError
@@ -18,6 +18,7 @@ from pipeline import exit_codes
 from pipeline.checks import check_config, check_model, check_places
 from pipeline.config import JobConfig
 from pipeline.local_folder import LocalFolder
+from pipeline.notes import show, tell
 from pipeline.run import run_job
 from pipeline.s3 import is_s3
 
@@ -46,8 +47,8 @@ def train_draft(config: TrainDraftConfig) -> int:
         try:
             return _Stages(config, job, out).run()
         except KeyboardInterrupt:
-            print("rheo: stopped; the same command goes on from here", file=sys.stderr)
-            return exit_codes.SIGNAL_BASE + 2
+            tell("rheo: interrupted; the same command goes on from here")
+            return exit_codes.SIGNAL_BASE + signal.SIGINT
 
 
 class _Stages:
@@ -94,6 +95,7 @@ class _Stages:
     def _evaluate(self) -> int:
         section, draft = self._config.evaluation, self._out / "draft"
         if not section.prompts:
+            show(f"{draft}: trained, and not evaluated (evaluation.prompts=0)")
             return exit_codes.OK
         prompts = held_out_prompts(self._out / "answers", self._config.train.validation, section.prompts)
         found = evaluate(self._config, prompts, draft, self._out / "evaluation" / str(self._config.train.steps))
@@ -101,7 +103,7 @@ class _Stages:
             return found
         write_card(draft, self._config, checkpoints.read_log(self._out / "training"), tau=found)
         (self._out / "tau.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(f"{draft}: " + ", ".join(f"tau {tau:.3f} ({method})" for method, tau in found.items()))
+        show(f"{draft}: " + ", ".join(f"tau {tau:.3f} ({method})" for method, tau in found.items()))
         return exit_codes.OK
 
     def _settings(self) -> dict:

@@ -70,13 +70,6 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.length_D)
 
-    def num_answer_tokens(self) -> int:
-        return int((self.length_D - self.answer_start_D).sum())
-
-    @property
-    def feature_size(self) -> int:
-        return self._files[0].get_slice("feature").get_shape()[1]
-
     def token(self, text: int) -> Tensor:
         """int64 [n]."""
         return self._read("token", text, self._start_D, 0, int(self.length_D[text])).long()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +13,13 @@ from pathlib import Path
 from engine.errors import EngineError, UserError
 from jobs.train_draft import checkpoints
 from jobs.train_draft.config import TrainDraftConfig
+from pipeline.notes import tell
 from pipeline.quiet import divert_noise
 from pipeline.ray_session import ray_session
 from pipeline.wording import count, format_seconds
 
 _TELL_S = 10.0
+_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ def capture(config: TrainDraftConfig, pool: Pool, parts: list[Path], features: P
         if time.monotonic() - told_at > _TELL_S or done == len(parts):
             told_at = time.monotonic()
             left = format_seconds(seconds / done * (len(parts) - done))
-            _tell(f"features: {done}/{len(parts)} parts | {num_tokens / seconds:.0f} tokens/s | {left} left")
+            tell(f"features: {done}/{len(parts)} parts | {num_tokens / seconds:.0f} tokens/s | {left} left")
     if left_out:
-        _tell(f"features: {count(left_out, 'row')} gave nothing to learn from (failed, too short, or a prompt that cannot be read back)")
+        tell(f"features: {count(left_out, 'row')} gave nothing to learn from (failed, too short, or a prompt that cannot be read back)")
     for actor in actors:
         ray.kill(actor)  # training needs its memory
 
@@ -119,37 +120,30 @@ def train(pool: Pool, settings: dict, log: Path) -> None:
         ),
         run_config=RunConfig(name="ray", storage_path=str(folder)),
     )
-    with _Progress(folder, settings["steps"]):
+    failures: list[BaseException] = []
+
+    def fit() -> None:
         try:
             trainer.fit()
-        except TrainingFailedError as error:
+        except BaseException as error:  # handed over: the waiting thread raises it
+            failures.append(error)
+
+    # Not in the main thread, where Ray Train would handle Ctrl-C itself, and end the process with code 1
+    thread = threading.Thread(target=fit, name="training", daemon=True)
+    seen = len(checkpoints.read_log(folder))
+    thread.start()
+    is_over = False
+    while not is_over:
+        thread.join(_POLL_S)
+        is_over = not thread.is_alive()
+        entries = checkpoints.read_log(folder)
+        for entry in entries[seen:]:
+            tell(describe(entry, settings["steps"], entries))
+        seen = len(entries)
+    for error in failures:
+        if isinstance(error, TrainingFailedError):
             raise EngineError(f"training failed: {str(error).strip().splitlines()[-1]}; more is in {log}") from None
-
-
-class _Progress:
-    """Tells of what the training log has new, in a thread of its own."""
-
-    def __init__(self, folder: Path, steps: int):
-        self._folder, self._steps = folder, steps
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error) -> None:
-        self._closed.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        seen = len(checkpoints.read_log(self._folder))
-        is_over = False
-        while not is_over:
-            is_over = self._closed.wait(1.0)
-            entries = checkpoints.read_log(self._folder)
-            for entry in entries[seen:]:
-                _tell(describe(entry, self._steps, entries))
-            seen = len(entries)
+        raise error
 
 
 def describe(entry: dict, steps: int, entries: list[dict]) -> str:
@@ -162,7 +156,3 @@ def describe(entry: dict, steps: int, entries: list[dict]) -> str:
     rates = " ".join(f"{value:.3f}" for value in entry["acceptance"])
     left = format_seconds(pace * (steps - entry["step"]))
     return f"train: step {entry['step']}/{steps} | loss {entry['loss']:.3f} | acceptance {rates} | {pace:.2f} s/step | {left} left"
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

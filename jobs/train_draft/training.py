@@ -118,7 +118,7 @@ class Training:
             head = load_eagle3(Path(settings.init), target_config=target.config, embedding=embedding, dtype=torch.float32, device="cpu")
             return head.requires_grad_(True)
         answers = (self._corpus.token(text)[self._corpus.answer_start_D[text] :] for text in self._train_texts.tolist())
-        vocabulary_U, _ = choose_vocabulary(answers, target.config.vocab_size, settings.vocab_size)
+        vocabulary_U = choose_vocabulary(answers, target.config.vocab_size, settings.vocab_size)
         config = make_config(
             target,
             draft_vocab_size=settings.vocab_size,

@@ -102,3 +102,35 @@ def test_a_job_that_is_killed_in_each_stage_goes_on(job):
     assert last.returncode == 0, output
     assert 20 <= steps[2] < 240 == steps[3]
     check_result(out)
+
+
+def test_given_answers_are_learnt_from_and_an_interrupt_keeps_the_last_state(job):
+    out, source = job.parent / "out", job.parent / "prompts.jsonl"
+    records = [json.loads(line) for line in source.read_text().splitlines()]
+    given = [{**record, "answer": " ".join(3 * record["prompt"].split())} for record in records]
+    source.write_text("".join(json.dumps(record) + "\n" for record in [*given, {"id": "none", "prompt": "w4"}]))
+    overrides = ["answers.given=answer", "evaluation.prompts=0", "train.checkpoint_s=0.2", "train.steps=2000", "train.validate_every=2000"]
+    first = start(job, *overrides)
+    until = time.monotonic() + 300
+    while checkpoints.last_step(out / "training") < 20:
+        assert first.poll() is None, first.stdout.read()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGINT)
+    output, _ = first.communicate(timeout=100)
+    assert first.returncode == 130, output
+    assert "1 record left out: none: has no text in answer" in output
+    assert "interrupted; the same command goes on from here" in output
+    step = checkpoints.last_step(out / "training")
+    again = start(job, *overrides[:-2], f"train.steps={step + 10}")
+    output, _ = again.communicate(timeout=400)
+    assert again.returncode == 0, output
+    assert checkpoints.last_step(out / "training") == step + 10
+    (part, *_) = sorted(out.glob("answers/rows/*.parquet"))
+    (row, *_) = pq.read_table(part).to_pylist()
+    assert row["token_ids"] == [*(int(word[1:]) for word in given[0]["answer"].split()), 2]  # and EOS
+    source.write_text(source.read_text().replace("w3", "w4"))
+    refused = start(job, *overrides)
+    output, _ = refused.communicate(timeout=60)
+    assert refused.returncode == 2, output
+    assert "'prompts.jsonl' is not as it was" in output
