@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jobs.train_draft.loss import DraftLoss
+from jobs.train_draft.loss import DraftLoss, _choose_columns
 
 S, B, Q, H, U, V = 2, 5, 3, 8, 12, 20
 
@@ -68,3 +68,16 @@ def test_a_token_that_stands_for_several_counts_as_so_many(acceptance_share):
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(sums[:, [0, 1, 3]], expected_sums[:, [0, 1, 3]])
     torch.testing.assert_close(torch.autograd.grad(loss, output), torch.autograd.grad(expected, output), atol=1e-6, rtol=1e-4)
+
+
+def test_the_tokens_that_are_looked_at_stand_for_all():
+    mass = torch.arange(40.0).flip(0)
+    looked_at = []
+    for seed in range(400):
+        torch.manual_seed(seed)
+        column_C, share_C = _choose_columns(mass, 16)
+        assert column_C[:12].tolist() == list(range(12))
+        assert len(set(column_C.tolist())) == 16
+        looked_at.append((mass[column_C] * share_C.exp()).sum())
+    assert share_C.exp().sum() == pytest.approx(40)
+    assert torch.stack(looked_at).mean() == pytest.approx(mass.sum().item(), rel=0.02)
