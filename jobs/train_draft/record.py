@@ -29,6 +29,12 @@ def require_same(out: Path, config: TrainDraftConfig) -> None:
             )
 
 
+def forget_unless_begun(out: Path) -> None:
+    """Removes the options of an output that has no answer yet, as those that were refused may have to be put right."""
+    if not any((out / "answers").glob("rows/*")):
+        (out / NAME).unlink(missing_ok=True)
+
+
 def _read_options(config: TrainDraftConfig) -> dict[str, Any]:
     found = {}
     for option in option_names(TrainDraftConfig):

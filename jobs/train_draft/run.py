@@ -40,18 +40,24 @@ def train_draft(config: TrainDraftConfig) -> int:
     check_config(job)
     check_places(job)
     check_model(job)
+    stages = _Stages(config, job, out)
     folder = LocalFolder(str(out))
     folder.probe()
     with folder.lock():
         record.require_same(out, config)
         try:
-            return _Stages(config, job, out).run()
+            return stages.run()
+        except UserError:
+            record.forget_unless_begun(out)
+            raise
         except KeyboardInterrupt:
             tell("rheo: interrupted; the same command goes on from here")
             return exit_codes.SIGNAL_BASE + signal.SIGINT
 
 
 class _Stages:
+    """Raises UserError for options that do not fit the target."""
+
     def __init__(self, config: TrainDraftConfig, job: JobConfig, out: Path):
         from engine.models.source import resolve_target
 
@@ -59,6 +65,7 @@ class _Stages:
         self._target = resolve_target(config.model.target, config.model.revision)
         self._sizes = read_config(self._target.path)
         self._log = out / "ray.log"
+        self._settings = self._choose_settings()
 
     def run(self) -> int:
         code = self._write_answers()
@@ -79,7 +86,7 @@ class _Stages:
         from jobs.train_draft.export import export
         from jobs.train_draft.stages import capture, find_missing, ray_pool, train
 
-        settings = self._settings()
+        settings = self._settings
         answers, features, training = self._out / "answers", Path(settings["corpus"]), Path(settings["folder"])
         parts = find_missing(answers, features)
         if parts or checkpoints.last_step(training) < settings["steps"]:
@@ -106,7 +113,7 @@ class _Stages:
         show(f"{draft}: " + ", ".join(f"tau {tau:.3f} ({method})" for method, tau in found.items()))
         return exit_codes.OK
 
-    def _settings(self) -> dict:
+    def _choose_settings(self) -> dict:
         """Of jobs.train_draft.training.Settings, but for what depends on the workers."""
         from engine.models.source import resolve_draft
 

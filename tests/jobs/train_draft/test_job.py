@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine import Engine, Request, SamplingParams, Speculation
+from engine.errors import UserError
 from jobs.train_draft import checkpoints
+from jobs.train_draft.config import load_train_config
+from jobs.train_draft.run import train_draft
 from tests.tiny_models import tiny_llama
 
 NUM_PROMPTS = 200
@@ -38,6 +41,27 @@ def job(tmp_path) -> Path:
     }
     (tmp_path / "job.yaml").write_text(json.dumps(sections))
     return tmp_path / "job.yaml"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("output.path=s3://bucket/out", "output.path='s3://bucket/out'; allowed: a local folder"),
+        ("output.overwrite=true", "output.overwrite=true; allowed: false"),
+        ("draft.vocab_size=65", "draft.vocab_size=65; allowed: at most 64"),
+        ("draft.init=ngram", "draft.init='ngram' is of the kind ngram; allowed: target, or an EAGLE-3 head"),
+        ("draft.feature_layers=[1,6]", "draft.feature_layers=[1, 6]; allowed: 0 to 5"),
+        ("train.learning_rate=0", "train.learning_rate=0.0; allowed: a number above 0, below 1"),
+        ("evaluation.methods=[rhea]", "evaluation.methods=['rhea']; allowed: a list of rheo, coupled"),
+        ("input.path=nowhere.jsonl", "input.path 'nowhere.jsonl' matches no file"),
+        ("answers.given=nothing", "no record can be used: p0: has no text in nothing"),
+    ],
+)
+def test_options_are_refused_before_anything_is_made(job, override, words):
+    with pytest.raises(UserError) as refused:
+        train_draft(load_train_config(str(job), [override]))
+    assert words in str(refused.value)
+    assert not [path.name for path in (job.parent / "out").rglob("*") if path.is_file() and path.name != ".lock"]
 
 
 def start(job: Path, *overrides: str) -> subprocess.Popen:
