@@ -51,13 +51,15 @@ class Attack:
         """None when the driver ended before. A victim that is not found for a while is replaced by the driver. Raises Hung."""
         kills: list[Kill] = []
         is_done = threading.Event()
+        firing = threading.Lock()  # the driver's end may be seen before the shot is noted
 
         def fire(whom: str = moment.victim) -> None:
-            age_s = life.age_s
-            victim = life.send(whom, moment.signal)
-            if victim is not None:
-                kills.append(Kill(victim, moment.signal.name, moment.describe(), age_s))
-                is_done.set()
+            with firing:
+                age_s = life.age_s
+                victim = life.send(whom, moment.signal)
+                if victim is not None:
+                    kills.append(Kill(victim, moment.signal.name, moment.describe(), age_s))
+                    is_done.set()
 
         if moment.trigger is not None:
             self._output.arm(moment.trigger, fire)
@@ -78,7 +80,8 @@ class Attack:
             self._note_processes(life)
             is_done.wait(_POLL_S)
         self._output.disarm()
-        return kills[0] if kills else None
+        with firing:
+            return kills[0] if kills else None
 
     def await_end(self, life: Life) -> int:
         """The exit code. Raises Hung."""
