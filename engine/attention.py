@@ -6,32 +6,14 @@ device, and others can join behind the same interface.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.errors import UserError
 from engine.kv_cache import KVCache
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewTokens:
-    """What a forward pass adds to the rows of slots first_slot .. first_slot + B - 1.
-
-    Row b has count_B[b] new tokens, packed from start_B[b] on, stored at places prefix_B[b] + offset .. of its slot. Token j of it sees the
-    prefix, and key prefix_B[b] + w where visible_BQW[b, j, w].
-    prompts: rows whose new tokens are a long causal run, kept out of the padded part: (row, length); their count_B is 0 and they are packed
-    behind all others, in order.
-    """
-
-    first_slot: int
-    prefix_B: Tensor
-    start_B: Tensor
-    count_B: Tensor
-    offset: int
-    visible_BQW: Tensor
-    prompts: tuple[tuple[int, int], ...] = ()
+from engine.native.attention import NativePass, why_not_native
+from engine.new_tokens import NewTokens
 
 
 class SdpaPass:
@@ -115,4 +97,19 @@ class SdpaPass:
         return out.squeeze(0).transpose(0, 1)
 
 
-BACKENDS = {"sdpa": SdpaPass}
+BACKENDS = {"sdpa": SdpaPass, "native": NativePass}
+
+
+def find_backend(name: str, cache: KVCache) -> type[SdpaPass] | type[NativePass]:
+    """The backend over a cache. auto: the compiled kernels where they can be used, else sdpa.
+
+    Raises UserError for `native` where they cannot.
+    """
+    if name not in ("auto", "native"):
+        return BACKENDS[name]
+    reason = why_not_native(cache)
+    if reason is None:
+        return NativePass
+    if name == "native":
+        raise UserError(f"model.attention='native': {reason}; allowed: auto, sdpa")
+    return SdpaPass

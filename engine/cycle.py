@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from engine.attention import BACKENDS
+from engine.attention import find_backend
 from engine.drafting import Drafter
 from engine.errors import RowError
 from engine.kv_cache import KVCache, round_up
 from engine.law.draws import KeyedDraws
 from engine.law.tree import Tree, root_only
 from engine.law.verification import RULES, Rule, Verdict, match_target, verify, without_replacement
+from engine.native.build import has_kernels
+from engine.native.sampling import NativeDraws
 from engine.packing import Padded, merge, pack, pad_runs
 from engine.params import COUPLED_DRAW_METHODS, Cycle, Speculation
 from engine.prefill import next_chunks
@@ -32,7 +34,7 @@ class Decoder:
 
     Args:
         drafter: None without speculation.
-        make_draws: from row keys to the draws of a batch; another implementation can watch what is consumed.
+        make_draws: from row keys to the draws of a batch; another implementation than the default can watch what is consumed.
         max_prefill_tokens: of one pass, over all rows.
     """
 
@@ -44,15 +46,16 @@ class Decoder:
         *,
         attention: str,
         tokenizer: PreTrainedTokenizerBase | None,
-        make_draws: Callable[[Tensor], KeyedDraws] = KeyedDraws,
+        make_draws: Callable[[Tensor], KeyedDraws] | None = None,
         max_prefill_tokens: int = 2048,
     ):
         self._target, self.drafter, self._speculation = target, drafter, speculation
         self._tokenizer = tokenizer
-        self._backend = BACKENDS[attention]
         self.rule = _rule_of(speculation)
-        self.make_draws, self.max_prefill_tokens = make_draws, max_prefill_tokens
+        self.make_draws = make_draws or (NativeDraws if has_kernels(target.device) else KeyedDraws)
+        self.max_prefill_tokens = max_prefill_tokens
         self.cache = target.new_cache()
+        self._backend = find_backend(attention, self.cache)
 
     @property
     def bytes_per_token(self) -> int:

@@ -20,9 +20,9 @@ from engine.models.folder import check_eos
 from engine.models.loading import load_causal_lm, load_tokenizer
 from engine.models.source import resolve_draft, resolve_target, resolve_topology
 from engine.options import (
+    check_attention,
     check_limits,
     check_reproducible,
-    resolve_attention,
     resolve_device,
     resolve_dtype,
     resolve_kv_cache_gib,
@@ -133,7 +133,7 @@ class Engine:
         check_limits(max_batch=max_batch, max_model_len=max_model_len, kv_cache_gib=kv_cache_gib, seed=seed)
         torch_device = resolve_device(device)
         torch_dtype = resolve_dtype(dtype, torch_device, reproducible=reproducible)
-        attention = resolve_attention(attention)
+        check_attention(attention)
         resolved = resolve_target(str(target), revision, max_model_len)
         resolved_draft = resolve_draft(str(draft), resolved.preset, speculation.method, resolved.path)
         if resolved.preset is not None:

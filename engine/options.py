@@ -66,12 +66,9 @@ def check_reproducible(dtype: torch.dtype) -> None:
         raise UserError(f"engine.reproducible=true with model.dtype={str(dtype).removeprefix('torch.')}; allowed: float32")
 
 
-def resolve_attention(attention: str) -> str:
-    if attention == "auto":
-        return "sdpa"
-    if not isinstance(attention, str) or attention not in BACKENDS:
+def check_attention(attention: object) -> None:
+    if not isinstance(attention, str) or attention not in ("auto", *BACKENDS):
         raise UserError(f"{unknown_name('model.attention', attention, ['auto', *BACKENDS])}; flash and flex are not built yet")
-    return attention
 
 
 def resolve_max_model_len(max_model_len: int | None, limit: LengthLimit) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention import NewTokens
+from engine.new_tokens import NewTokens
 
 #: causal runs longer than this are attended one by one, so that they do not pad the others
 LONG_RUN = 64

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.law.draws import KeyedDraws
-from engine.law.probabilities import Filters, probabilities, process_logits
+from engine.law.probabilities import Filters, probabilities, process_logits, softmax_at
+from engine.native import sampling
+from engine.native.build import has_kernels
 from engine.row import Row
 
 #: parameter -> the value that switches it off
@@ -27,6 +29,7 @@ class RowTensors:
 
     def __init__(self, rows: Sequence[Row], vocab_size: int, device: torch.device, make_draws: Callable[[Tensor], KeyedDraws]):
         self._rows, self._device = rows, device
+        self._softmax = sampling.softmax_at if has_kernels(device) else softmax_at
         self.cycle_B = self._column([row.num_cycles for row in rows])
         self.position_B = self._column([row.num_output_tokens for row in rows])
         self.temperature_B = self._floats(row.params.temperature for row in rows)
@@ -62,7 +65,7 @@ class RowTensors:
             seen_BV=seen_BV,
             banned_BV=None if self._stop_BV is None else self._stop_BV & early_B.unsqueeze(-1),
         )
-        return probabilities(logits_BV, self._filters)
+        return probabilities(logits_BV, self._filters, self._softmax)
 
     @property
     def reads_path(self) -> bool:

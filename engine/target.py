@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from engine.fused_layers import Attend, FusedLayers, can_fuse
 from engine.kv_cache import KVCache
 from engine.models.folder import LengthLimit, find_length_limit
+from engine.packed_linear import pack_linears
 
 _ATTENTION = "rheo_packed"
-
-
-class Attend(Protocol):
-    def __call__(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor: ...
 
 
 def _packed_attention(module, query, key, value, attention_mask, *, scaling: float, attend: Attend, **_):
@@ -39,6 +35,9 @@ class Target:
         model.config._attn_implementation = _ATTENTION
         self._model = model
         self._feature_layers = feature_layers
+        self._head_dim = model.model.layers[0].self_attn.head_dim
+        self._fused = FusedLayers(model) if can_fuse(model) else None
+        pack_linears(model)
         self.config = model.config
         self.device = model.device
         self.dtype = model.dtype
@@ -68,7 +67,7 @@ class Target:
         return KVCache(
             num_layers=config.num_hidden_layers,
             num_kv_heads=config.num_key_value_heads,
-            head_dim=self._model.model.layers[0].self_attn.head_dim,
+            head_dim=self._head_dim,
             dtype=self.dtype,
             device=self.device,
         )
@@ -76,17 +75,24 @@ class Target:
     def forward(self, token_N: Tensor, position_N: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """Last hidden states after the final norm [N, H], and the draft's features [N, len(feature_layers) * H]."""
         body = self._model.model
-        hidden = body.embed_tokens(token_N).unsqueeze(0)
-        rotary = body.rotary_emb(hidden, position_ids=position_N.unsqueeze(0))
+        hidden_1NH = body.embed_tokens(token_N).unsqueeze(0)
+        rotary = body.rotary_emb(hidden_1NH, position_ids=position_N.unsqueeze(0))
+        if self._fused is not None:
+            last_NH, features = self._fused(hidden_1NH[0], tuple(x.squeeze(0) for x in rotary), attend, self._feature_layers)
+        else:
+            last_NH, features = self._run_layers(hidden_1NH, rotary, attend)
+        return last_NH, torch.cat(features, -1) if features else last_NH.new_zeros(len(token_N), 0)
+
+    def _run_layers(self, hidden_1NH: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> tuple[Tensor, list[Tensor]]:
+        """transformers' own layers, in place of `FusedLayers`."""
+        body = self._model.model
         entering: dict[int, Tensor] = {}
         for index, layer in enumerate(body.layers):
             if index in self._feature_layers:
-                entering[index] = hidden.squeeze(0)
-            hidden = layer(hidden, position_embeddings=rotary, attend=attend)
+                entering[index] = hidden_1NH.squeeze(0)
+            hidden_1NH = layer(hidden_1NH, position_embeddings=rotary, attend=attend)
         # in the draft's order: in a shallow target a layer can stand twice, or out of order
-        features = [entering[index] for index in self._feature_layers]
-        feature_NF = torch.cat(features, -1) if features else hidden.new_zeros(len(token_N), 0)
-        return body.norm(hidden).squeeze(0), feature_NF
+        return body.norm(hidden_1NH).squeeze(0), [entering[index] for index in self._feature_layers]
 
     def logits(self, hidden_BH: Tensor) -> Tensor:
         """[B, V] in fp32: the output head on the few places where a law is needed."""

@@ -25,9 +25,9 @@ class VisitedLaws:
     def __call__(self, node_B: Tensor, active_B: Tensor) -> Tensor:
         index_B = self._index_BR.gather(1, node_B.unsqueeze(-1)).squeeze(-1)
         active_A = active_B.nonzero().squeeze(-1)
-        logits_AV = self._target.logits(self._hidden_NH[index_B[active_A]])
-        # rows whose walk has ended get a law that nobody reads
-        logits_BV = logits_AV.new_zeros(len(index_B), logits_AV.shape[-1]).index_copy_(0, active_A, logits_AV)
+        logits_BV = self._target.logits(self._hidden_NH[index_B[active_A]])
+        if len(active_A) < len(index_B):  # rows whose walk has ended get a law that nobody reads
+            logits_BV = logits_BV.new_zeros(len(index_B), logits_BV.shape[-1]).index_copy_(0, active_A, logits_BV)
         self.is_finite_B = self.is_finite_B & (logits_BV.amax(-1).isfinite() | ~active_B)
         if self.keep_logits:
             self._logits.append(logits_BV)

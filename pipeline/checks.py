@@ -23,7 +23,7 @@ _CHOICES = {
     "input.format": ("auto", *READERS),
     "input.truncate": ("error", "left", "right"),
     "model.dtype": ("auto", "float32", "bfloat16", "float16"),
-    "model.attention": ("auto", "sdpa"),
+    "model.attention": ("auto", "sdpa", "native"),
     "engine.kind": ("real", "fake"),
     "ray.address": ("local",),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.attention import NewTokens
+from engine.new_tokens import NewTokens
 
 
 class BeamRegion:

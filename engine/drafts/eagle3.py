@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention import BACKENDS, NewTokens
+from engine.attention import find_backend
 from engine.drafts.beam import BeamRegion
 from engine.drafts.model import Start
 from engine.kv_cache import KVCache
 from engine.models.eagle3 import Eagle3Head
+from engine.new_tokens import NewTokens
+from engine.packed_linear import pack_linears
 from engine.packing import pack, pad_runs
 from engine.row import Row
 
@@ -21,7 +23,6 @@ class Eagle3Draft:
 
     def __init__(self, head: Eagle3Head, *, attention: str):
         self._head = head
-        self._backend = BACKENDS[attention]
         self._scale = head.head_dim**-0.5
         weight = head.fc.weight
         self._cache = KVCache(
@@ -31,8 +32,10 @@ class Eagle3Draft:
             dtype=weight.dtype,
             device=weight.device,
         )
+        self._backend = find_backend(attention, self._cache)
         self.caches = (self._cache,)
         self.feature_layers = head.feature_layers
+        pack_linears(head)
         self.trained_length = head.config.max_position_embeddings
 
     def begin(self, rows: Sequence[Row]) -> Start | None:

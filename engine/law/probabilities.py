@@ -6,6 +6,7 @@ renormalised result of the one before, ties by lower id, over the full vocabular
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -77,9 +78,9 @@ def process_logits(
     return logits_BV
 
 
-def probabilities(logits_BV: Tensor, filters: Filters) -> Tensor:
-    """The target's law p [B, V] from processed logits: temperature, top_k, top_p, min_p, eta."""
-    p_BV = softmax_at(logits_BV, filters.temperature_B)
+def probabilities(logits_BV: Tensor, filters: Filters, softmax: Callable[[Tensor, Tensor], Tensor] = softmax_at) -> Tensor:
+    """The target's law p [B, V] from processed logits: temperature, top_k, top_p, min_p, eta. softmax: what `softmax_at` does."""
+    p_BV = softmax(logits_BV, filters.temperature_B)
     if filters.top_k_B is not None or filters.top_p_B is not None:
         p_BV = _truncate_tail(p_BV, filters.top_k_B, filters.top_p_B)
     if filters.min_p_B is not None:

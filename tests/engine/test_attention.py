@@ -1,4 +1,4 @@
-"""The attention backend against a reference that looks at one token at a time (FIELD-CASES B16, B31)."""
+"""The attention backends against a reference that looks at one token at a time (FIELD-CASES B16, B31)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,49 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import NewTokens, SdpaPass
+from engine.attention import SdpaPass, find_backend
+from engine.errors import UserError
 from engine.kv_cache import KVCache
+from engine.native.attention import NativePass
+from engine.native.build import why_none
+from engine.new_tokens import NewTokens
 
-HEAD_DIM, LAYERS = 8, 2
+LAYERS = 2
 GARBAGE = 1e4
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What is tested, over caches that it is for. tolerance: of numbers about 1."""
+
+    kind: type[SdpaPass] | type[NativePass]
+    head_dim: int
+    dtype: torch.dtype
+    tolerance: float
+
+    def new_cache(self, num_slots: int, places: int, *, num_layers: int = 1, kv_heads: int = 1) -> KVCache:
+        shape = {"num_layers": num_layers, "num_kv_heads": kv_heads, "head_dim": self.head_dim}
+        cache = KVCache(**shape, dtype=self.dtype, device=torch.device("cpu"))
+        cache.reserve(num_slots, places)
+        return cache
+
+    def check(self, found: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(found.float(), expected.float(), rtol=self.tolerance, atol=self.tolerance)
+
+
+needs_kernels = pytest.mark.skipif(why_none() is not None, reason=f"no compiled kernels: {why_none()}")
+
+
+@pytest.fixture(
+    params=[
+        Backend(SdpaPass, 8, torch.float32, 1e-5),
+        pytest.param(Backend(NativePass, 64, torch.bfloat16, 2e-2), marks=needs_kernels),
+        pytest.param(Backend(NativePass, 128, torch.bfloat16, 2e-2), marks=needs_kernels),
+    ],
+    ids=["sdpa", "native-64", "native-128"],
+)
+def backend(request) -> Backend:
+    return request.param
 
 
 @dataclass
@@ -28,7 +66,7 @@ class Case:
     visible: list[list[tuple[int, int]]]
 
 
-def random_case(seed: int, *, kv_heads: int = 2, group: int = 2, prompts: bool = True, offset: int = 0) -> Case:
+def random_case(backend: Backend, seed: int, *, kv_heads: int = 2, group: int = 2, prompts: bool = True, offset: int = 0) -> Case:
     """Rows of random prefixes and random trees, some of them without tokens; long prompts beside them; all else in the cache is garbage."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -42,8 +80,11 @@ def random_case(seed: int, *, kv_heads: int = 2, group: int = 2, prompts: bool =
     for row in lengths:
         counts[row] = 0
         prefixes[row] *= randint(0, 2)
-    cache = KVCache(num_layers=LAYERS, num_kv_heads=kv_heads, head_dim=HEAD_DIM, dtype=torch.float32, device=torch.device("cpu"))
-    cache.reserve(first_slot + num_rows + 1, 140)
+    cache = backend.new_cache(first_slot + num_rows + 1, 140, num_layers=LAYERS, kv_heads=kv_heads)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, backend.head_dim, generator=generator).to(backend.dtype)
+
     cache.key.fill_(GARBAGE)
     cache.value.fill_(GARBAGE)
 
@@ -54,7 +95,7 @@ def random_case(seed: int, *, kv_heads: int = 2, group: int = 2, prompts: bool =
     for row, (prefix, count) in enumerate(zip(prefixes, counts, strict=True)):
         slot = first_slot + row
         for stored in (cache.key, cache.value):
-            stored[:, slot, :, : prefix + offset] = torch.randn(LAYERS, kv_heads, prefix + offset, HEAD_DIM, generator=generator)
+            stored[:, slot, :, : prefix + offset] = randn(LAYERS, kv_heads, prefix + offset)
         for token in range(width):  # padded queries too have some mask
             parent = randint(0, token) if token else None
             if parent is not None:
@@ -85,9 +126,9 @@ def random_case(seed: int, *, kv_heads: int = 2, group: int = 2, prompts: bool =
             visible_BQW=visible_BQW,
             prompts=tuple(lengths.items()),
         ),
-        query=torch.randn(num_tokens, kv_heads * group, HEAD_DIM, generator=generator),
-        key=torch.randn(num_tokens, kv_heads, HEAD_DIM, generator=generator),
-        value=torch.randn(num_tokens, kv_heads, HEAD_DIM, generator=generator),
+        query=randn(num_tokens, kv_heads * group),
+        key=randn(num_tokens, kv_heads),
+        value=randn(num_tokens, kv_heads),
         place_N=place_N,
         visible=visible,
     )
@@ -95,50 +136,57 @@ def random_case(seed: int, *, kv_heads: int = 2, group: int = 2, prompts: bool =
 
 def reference(case: Case, layer: int, scale: float) -> Tensor:
     """Softmax attention of one token and head at a time, over the listed places only."""
-    key, value = case.cache.key[layer].clone(), case.cache.value[layer].clone()
+    key, value = case.cache.key[layer].float(), case.cache.value[layer].float()
+    key, value = key.clone(), value.clone()
     for n, (slot, place) in enumerate(case.place_N):
         key[slot, :, place], value[slot, :, place] = case.key[n], case.value[n]
-    out = torch.empty_like(case.query)
+    out = torch.empty(case.query.shape)
     group = case.query.shape[1] // key.shape[1]
     for n, places in enumerate(case.visible):
         slots, columns = (torch.tensor(column) for column in zip(*places, strict=True))
         for head in range(case.query.shape[1]):
             seen = key[slots, head // group, columns]
-            weight = (seen @ case.query[n, head] * scale).softmax(0)
+            weight = (seen @ case.query[n, head].float() * scale).softmax(0)
             out[n, head] = weight @ value[slots, head // group, columns]
     return out
 
 
-@pytest.mark.parametrize("kv_heads, group", [(2, 2), (1, 3), (3, 1)])
+@pytest.mark.parametrize("kv_heads, group", [(2, 2), (1, 3), (3, 1), (1, 50)])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_trees_and_prompts(seed, kv_heads, group):
-    case = random_case(seed, kv_heads=kv_heads, group=group)
-    expected = [reference(case, layer, 0.4) for layer in range(LAYERS)]
-    attend = SdpaPass(case.cache, case.new)
+def test_random_trees_and_prompts(backend, seed, kv_heads, group):
+    case = random_case(backend, seed, kv_heads=kv_heads, group=group)
+    expected = [reference(case, layer, 0.2) for layer in range(LAYERS)]
+    attend = backend.kind(case.cache, case.new)
     for layer in range(LAYERS):
-        torch.testing.assert_close(attend(layer, case.query, case.key, case.value, 0.4), expected[layer], rtol=1e-5, atol=1e-5)
+        backend.check(attend(layer, case.query, case.key, case.value, 0.2), expected[layer])
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_levels_behind_earlier_ones(seed):
+def test_levels_behind_earlier_ones(backend, seed):
     """As the draft grows a tree: the new tokens stand `offset` places behind the prefix, and see some of those in between."""
-    case = random_case(100 + seed, prompts=False, offset=5)
-    expected = reference(case, 1, 0.3)
-    torch.testing.assert_close(SdpaPass(case.cache, case.new)(1, case.query, case.key, case.value, 0.3), expected, rtol=1e-5, atol=1e-5)
+    case = random_case(backend, 100 + seed, prompts=False, offset=5)
+    expected = reference(case, 1, 0.2)
+    backend.check(backend.kind(case.cache, case.new)(1, case.query, case.key, case.value, 0.2), expected)
 
 
-def test_a_pass_of_long_prompts_alone():
-    cases = (random_case(seed) for seed in range(200))
+def test_a_pass_of_long_prompts_alone(backend):
+    cases = (random_case(backend, seed) for seed in range(200))
     case = next(case for case in cases if len(case.new.prompts) > 1 and int(case.new.count_B.sum()) == 0)
-    expected = reference(case, 0, 0.4)
-    torch.testing.assert_close(SdpaPass(case.cache, case.new)(0, case.query, case.key, case.value, 0.4), expected, rtol=1e-5, atol=1e-5)
+    expected = reference(case, 0, 0.2)
+    backend.check(backend.kind(case.cache, case.new)(0, case.query, case.key, case.value, 0.2), expected)
 
 
-def test_zeroed_places_take_no_share():
+def test_queries_keys_and_values_can_be_parts_of_one_tensor(backend):
+    case = random_case(backend, 3)
+    expected = reference(case, 0, 0.2)
+    parts = torch.cat([case.query, case.key, case.value], 1).split([case.query.shape[1], *[case.key.shape[1]] * 2], 1)
+    backend.check(backend.kind(case.cache, case.new)(0, *parts, 0.2), expected)
+
+
+def test_zeroed_places_take_no_share(backend):
     """Rejected keys are masked, not zeroed: three zero keys beside one of score 0 would leave a quarter of its value."""
-    cache = KVCache(num_layers=1, num_kv_heads=1, head_dim=HEAD_DIM, dtype=torch.float32, device=torch.device("cpu"))
-    cache.reserve(2, 64)
-    one = torch.ones(1, 1, HEAD_DIM)
+    cache = backend.new_cache(2, 64)
+    one = torch.ones(1, 1, backend.head_dim, dtype=backend.dtype)
     new = NewTokens(
         first_slot=0,
         prefix_B=torch.tensor([0, 4]),  # the other row makes four more keys part of the pass
@@ -147,13 +195,12 @@ def test_zeroed_places_take_no_share():
         offset=0,
         visible_BQW=torch.ones(2, 1, 1, dtype=torch.bool),
     )
-    assert torch.equal(SdpaPass(cache, new)(0, one, 0 * one, one, 1.0), one)
+    assert torch.equal(backend.kind(cache, new)(0, one, 0 * one, one, 1.0), one)
 
 
-def test_places_beyond_the_slot_are_not_asked_for():
+def test_places_beyond_the_slot_are_not_asked_for(backend):
     """A row at the end of its slot beside one with more new tokens: the padding must not reach behind the slot's end."""
-    cache = KVCache(num_layers=1, num_kv_heads=1, head_dim=HEAD_DIM, dtype=torch.float32, device=torch.device("cpu"))
-    cache.reserve(2, 64)
+    cache = backend.new_cache(2, 64)
     width = 10
     new = NewTokens(
         first_slot=0,
@@ -163,7 +210,44 @@ def test_places_beyond_the_slot_are_not_asked_for():
         offset=0,
         visible_BQW=torch.ones(width, width, dtype=torch.bool).tril().expand(2, -1, -1),
     )
-    tokens = torch.randn(1 + width, 1, HEAD_DIM, generator=torch.Generator().manual_seed(0))
-    out = SdpaPass(cache, new)(0, tokens, tokens, tokens, 1.0)
-    causal = torch.nn.functional.scaled_dot_product_attention(*[tokens[1:].transpose(0, 1)] * 3, is_causal=True, scale=1.0)
-    torch.testing.assert_close(out[1:], causal.transpose(0, 1), rtol=1e-5, atol=1e-5)
+    tokens = torch.randn(1 + width, 1, backend.head_dim, generator=torch.Generator().manual_seed(0)).to(backend.dtype)
+    out = backend.kind(cache, new)(0, tokens, tokens, tokens, 0.2)
+    causal = torch.nn.functional.scaled_dot_product_attention(*[tokens[1:].float().transpose(0, 1)] * 3, is_causal=True, scale=0.2)
+    backend.check(out[1:], causal.transpose(0, 1))
+
+
+def test_a_context_of_many_blocks(backend):
+    """More keys than are looked at together, with scores that rise and fall."""
+    cache, length = backend.new_cache(1, 1000), 700
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randn(length, 1, backend.head_dim, generator=generator).to(backend.dtype)
+    keys = (tokens * torch.linspace(0.2, 1.5, length).roll(300).view(-1, 1, 1)).to(backend.dtype)
+    none = torch.zeros(1, 0, 0, dtype=torch.bool)
+    new = NewTokens(
+        first_slot=0,
+        prefix_B=torch.tensor([0]),
+        start_B=torch.tensor([0]),
+        count_B=torch.tensor([0]),
+        offset=0,
+        visible_BQW=none,
+        prompts=((0, length),),
+    )
+    out = backend.kind(cache, new)(0, tokens, keys, tokens, 0.2)
+    inputs = (x.float().transpose(0, 1) for x in (tokens, keys, tokens))
+    causal = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.2)
+    backend.check(out, causal.transpose(0, 1))
+
+
+def test_the_backend_is_found_by_what_the_cache_holds(monkeypatch):
+    small = Backend(SdpaPass, 8, torch.bfloat16, 0).new_cache(1, 64)
+    exact = Backend(SdpaPass, 64, torch.float32, 0).new_cache(1, 64)
+    fitting = Backend(NativePass, 64, torch.bfloat16, 0).new_cache(1, 64)
+    assert find_backend("sdpa", fitting) is find_backend("auto", small) is find_backend("auto", exact) is SdpaPass
+    assert find_backend("auto", fitting) is (SdpaPass if why_none() else NativePass)
+    for cache, words in ((small, "heads of 64 or 128 channels, and the model's have 8"), (exact, "the model is in float32 on cpu")):
+        with pytest.raises(UserError, match=f"model.attention='native': .*{words}; allowed: auto, sdpa"):
+            find_backend("native", cache)
+    monkeypatch.setattr("engine.native.attention.why_none", lambda: "the processor has no AVX-512 with bf16")
+    assert find_backend("auto", fitting) is SdpaPass
+    with pytest.raises(UserError, match="no AVX-512"):
+        find_backend("native", fitting)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engine import Request, SamplingParams
-from engine.attention import NewTokens, SdpaPass
+from engine.attention import SdpaPass
 from engine.kv_cache import KVCache
+from engine.new_tokens import NewTokens
 
 HEAD_DIM = 8
 

@@ -1,0 +1,37 @@
+"""Draws whose work over the whole vocabulary is done by the kernels (sampling.cpp), and the law they draw from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.law import probabilities
+from engine.law.draws import KeyedDraws, Purpose
+from engine.native.build import load_kernels
+
+
+class NativeDraws(KeyedDraws):
+    """`KeyedDraws` on a CPU. The noise is the same function of the key; a token that it draws can differ from torch's at a near tie."""
+
+    def token(self, p_BV: Tensor, active_B: Tensor, position_B: Tensor) -> Tensor:
+        if p_BV.dtype != torch.float32:
+            return super().token(p_BV, active_B, position_B)
+        p_BV = p_BV.contiguous()
+        key_B = self.key(1, Purpose.NOISE, position_B).contiguous()
+        token_B = torch.empty(len(p_BV), dtype=torch.int64)
+        load_kernels().rheo_token(
+            p_BV.data_ptr(), p_BV.stride(0), key_B.data_ptr(), token_B.data_ptr(), *p_BV.shape, torch.get_num_threads()
+        )
+        return token_B
+
+
+def softmax_at(logits: Tensor, temperature: Tensor) -> Tensor:
+    """As `engine.law.probabilities.softmax_at`, and in one pass where logits [B, V] are fp32 and every temperature [B] is above 0."""
+    if logits.dtype != torch.float32 or logits.ndim != 2 or bool((temperature <= 0).any()):
+        return probabilities.softmax_at(logits, temperature)
+    logits, temperature = logits.contiguous(), temperature.float().contiguous()
+    p_BV = torch.empty_like(logits)
+    load_kernels().rheo_softmax(
+        logits.data_ptr(), logits.stride(0), temperature.data_ptr(), p_BV.data_ptr(), *logits.shape, torch.get_num_threads()
+    )
+    return p_BV

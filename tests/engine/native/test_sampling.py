@@ -1,0 +1,80 @@
+"""Laws and draws of the kernels against torch's, and the law of the draws themselves."""
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from engine.law import probabilities
+from engine.law.draws import KeyedDraws
+from engine.law.keys import row_key
+from engine.native.sampling import NativeDraws, softmax_at
+
+INF, NAN = torch.inf, torch.nan
+NUM_ROWS = 200_000
+
+
+def keys(num_rows: int) -> torch.Tensor:
+    return torch.tensor([row_key(0, str(row), 0) for row in range(num_rows)])
+
+
+@pytest.mark.parametrize("vocab", (1, 15, 16, 17, 32, 1000, 49_152))
+def test_the_softmax_is_torchs(vocab):
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(40, vocab, generator=generator) * 8
+    logits = logits.masked_fill(torch.rand(40, vocab, generator=generator) < 0.1, -INF)
+    temperature = torch.linspace(0.05, 3, 40)
+    found, expected = softmax_at(logits, temperature), probabilities.softmax_at(logits, temperature)
+    torch.testing.assert_close(found, expected, rtol=3e-6, atol=1e-30)
+    torch.testing.assert_close(found.double().sum(-1), expected.double().sum(-1), rtol=0, atol=2e-6)
+
+
+def test_rows_without_a_law_become_zeros():
+    logits = torch.zeros(5, 20)
+    logits[0], logits[1, 7], logits[2, 3], logits[3, 1] = -INF, INF, NAN, -INF
+    expected = probabilities.softmax_at(logits, torch.ones(5))
+    assert torch.equal(softmax_at(logits, torch.ones(5)), expected)
+    assert expected.sum(-1).tolist() == pytest.approx([0, 0, 0, 1, 1])
+
+
+def test_temperature_zero_and_double_precision_are_left_to_torch():
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
+    temperature = torch.tensor([1.0, 0.0, 0.5])
+    assert torch.equal(softmax_at(logits, temperature), probabilities.softmax_at(logits, temperature))
+    assert softmax_at(logits.double(), torch.ones(3)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("vocab", (3, 16, 33, 49_152))
+def test_a_token_is_the_one_that_torch_draws(vocab):
+    """But where two scores are equal within rounding."""
+    num_rows = 200 if vocab > 1000 else 20_000
+    p_BV = (torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(1)) * 3).softmax(-1)
+    key_B, active_B, position_B = keys(num_rows), torch.ones(num_rows).bool(), torch.arange(num_rows) % 50
+    found, expected = (draws(key_B).token(p_BV, active_B, position_B) for draws in (NativeDraws, KeyedDraws))
+    score_BV = p_BV.double().log() + KeyedDraws(key_B).noise(position_B, vocab).double()
+    chosen, best = (score_BV.gather(1, token.unsqueeze(-1)) for token in (found, expected))
+    assert ((best - chosen).abs() < 1e-5).all()
+    assert (found == expected).double().mean() > 0.999
+
+
+def test_tokens_have_the_law_of_their_probabilities():
+    p_V = torch.tensor([0.0, 0.3, 0.0, 0.1, 1e-4, 0.0, 0.5999, 0.0])
+    token_B = NativeDraws(keys(NUM_ROWS)).token(p_V.expand(NUM_ROWS, 8), torch.ones(NUM_ROWS).bool(), torch.full((NUM_ROWS,), 5))
+    count = torch.bincount(token_B, minlength=8).double()
+    assert count[p_V == 0].sum() == 0
+    expected = NUM_ROWS * p_V[p_V > 0].double()
+    assert float(((count[p_V > 0] - expected) ** 2 / expected).sum()) < chi2.isf(1e-6, 3)
+
+
+def test_a_rare_token_is_drawn_at_its_own_rate():
+    """A thousand tokens of 1e-6 each (LAW.md section 7, Resolution)."""
+    p_V = torch.full((1001,), 1e-6)
+    p_V[0] = 1 - 1e-3
+    token_B = NativeDraws(keys(NUM_ROWS)).token(p_V.expand(NUM_ROWS, -1), torch.ones(NUM_ROWS).bool(), torch.zeros(NUM_ROWS).long())
+    rare = int((token_B > 0).sum())
+    assert abs(rare - NUM_ROWS * 1e-3) < 5 * (NUM_ROWS * 1e-3) ** 0.5
+    assert len(token_B[token_B > 0].unique()) > 0.8 * rare
+
+
+def test_equal_scores_give_the_smallest_token():
+    token_B = NativeDraws(keys(4)).token(torch.zeros(4, 40), torch.zeros(4).bool(), torch.zeros(4).long())
+    assert token_B.tolist() == [0] * 4
