@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from engine import target as target_module
 from engine.attention import find_backend
@@ -19,7 +20,16 @@ LAYERS = (1, 0, 2)
 RUNS = [[5, 6, 7], [9] * 70, [3, 4], [11]]
 
 
-def run(model, monkeypatch, *, fused: bool) -> tuple[Tensor, Tensor, Tensor]:
+def load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """With norms whose weights are not all one."""
+    model, generator = load_causal_lm(folder, dtype, "cpu"), torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.copy_(torch.rand(parameter.shape, generator=generator).bfloat16() + 0.5)
+    return model
+
+
+def run(model: PreTrainedModel, monkeypatch, *, fused: bool) -> list[Tensor]:
     """Prompts, one of them long, then another token of each row."""
     with monkeypatch.context() as patch:
         if not fused:
@@ -42,9 +52,9 @@ def run(model, monkeypatch, *, fused: bool) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("architecture", ("llama", "mistral", "qwen2", "qwen3"))
 def test_nothing_but_roundings_differs(architecture, tmp_path, monkeypatch):
     folder = tiny_target(tmp_path, architecture, hidden=128, layers=3, heads=2, kv_heads=1, scale=0.1, **_SIZES.get(architecture, {}))
-    exact = run(load_causal_lm(folder, torch.float32, "cpu"), monkeypatch, fused=False)
-    plain = run(load_causal_lm(folder, torch.bfloat16, "cpu"), monkeypatch, fused=False)
-    model = load_causal_lm(folder, torch.bfloat16, "cpu")
+    exact = run(load(folder, torch.float32), monkeypatch, fused=False)
+    plain = run(load(folder, torch.bfloat16), monkeypatch, fused=False)
+    model = load(folder, torch.bfloat16)
     assert can_fuse(model)
     fused = run(model, monkeypatch, fused=True)
     for true, by_layers, found in zip(exact, plain, fused, strict=True):

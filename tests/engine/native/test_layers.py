@@ -37,7 +37,7 @@ def test_add_norm(num_tokens, has_delta):
 def test_rotate_inside_a_wider_tensor(head_dim, has_norm):
     whole = randn(20, 7, head_dim)
     before = whole.clone()
-    angle = torch.rand(20, head_dim // 2, generator=torch.Generator().manual_seed(3)).repeat(1, 2) * 6
+    angle = torch.rand(20, head_dim, generator=torch.Generator().manual_seed(3)) * 6
     cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
     norm = LlamaRMSNorm(head_dim, eps=1e-6).bfloat16()
     norm.weight.data = randn(head_dim, seed=4)

@@ -6,7 +6,7 @@ from scipy.stats import chi2
 
 from engine.law import probabilities
 from engine.law.draws import KeyedDraws
-from engine.law.keys import row_key
+from engine.law.keys import fold, gumbel, row_key
 from engine.native.sampling import NativeDraws, softmax_at
 
 INF, NAN = torch.inf, torch.nan
@@ -73,6 +73,40 @@ def test_a_rare_token_is_drawn_at_its_own_rate():
     rare = int((token_B > 0).sum())
     assert abs(rare - NUM_ROWS * 1e-3) < 5 * (NUM_ROWS * 1e-3) ** 0.5
     assert len(token_B[token_B > 0].unique()) > 0.8 * rare
+
+
+def unmix(x: int) -> int:
+    """The number whose `engine.law.keys.mix` is x; both without a sign."""
+    for shift, factor in ((31, 1), (27, 0x94D049BB133111EB), (30, 0xBF58476D1CE4E5B9)):
+        x = x * pow(factor, -1, 2**64) % 2**64
+        x ^= x >> shift ^ x >> 2 * shift
+    return x
+
+
+def test_the_largest_noise_is_what_its_cell_says():
+    """Cells near 0 are what a rare token wins with: fp32 rounds 1 - v to 1 there, and log1p may not."""
+    token, cells = 2, [0, 1, 77, 2**20, 2**28 + 1, 2**32]
+    keys_B = []
+    for cell in cells:
+        base = (unmix(cell << 12) - (token + 1) * 0x9E3779B97F4A7C15) % 2**64
+        key = base ^ base >> 32
+        keys_B.append(key - 2**64 if key >= 2**63 else key)
+
+    class Fixed(NativeDraws):
+        def key(self, *_) -> torch.Tensor:
+            return self._row_key_B
+
+    key_B = torch.tensor(keys_B)
+    noise_BV = gumbel(fold(key_B.unsqueeze(-1), torch.arange(4)))
+    expected = -((torch.tensor(cells).double() + 0.5) * 2.0**-52).log()
+    torch.testing.assert_close(noise_BV[:, token].double(), expected, rtol=1e-6, atol=1e-6)
+    # just enough for the rare token to win against the largest of the others, and just too little
+    others = noise_BV[:, [0, 1, 3]].amax(-1)
+    for margin, wins in ((1e-3, True), (-1e-3, False)):
+        p_BV = torch.ones(len(cells), 4)
+        p_BV[:, token] = (others - noise_BV[:, token] + margin).exp()
+        token_B = Fixed(key_B).token(p_BV, torch.ones(len(cells)).bool(), torch.zeros(len(cells)).long())
+        assert ((token_B == token) == wins).all()
 
 
 def test_equal_scores_give_the_smallest_token():
