@@ -28,6 +28,7 @@ from engine.options import (
     resolve_kv_cache_gib,
     resolve_max_batch,
     resolve_max_model_len,
+    tell_of_kernels,
 )
 from engine.params import Request, Result, Speculation
 from engine.prompting import prepare_row
@@ -134,6 +135,7 @@ class Engine:
         torch_device = resolve_device(device)
         torch_dtype = resolve_dtype(dtype, torch_device, reproducible=reproducible)
         check_attention(attention)
+        tell_of_kernels(torch_dtype, torch_device)
         resolved = resolve_target(str(target), revision, max_model_len)
         resolved_draft = resolve_draft(str(draft), resolved.preset, speculation.method, resolved.path)
         if resolved.preset is not None:

@@ -11,6 +11,7 @@ from engine.attention import BACKENDS
 from engine.errors import UserError, unknown_name
 from engine.memory import available_bytes
 from engine.models.folder import LengthLimit, check_max_model_len
+from engine.native.build import why_none
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,12 @@ def check_reproducible(dtype: torch.dtype) -> None:
 def check_attention(attention: object) -> None:
     if not isinstance(attention, str) or attention not in ("auto", *BACKENDS):
         raise UserError(f"{unknown_name('model.attention', attention, ['auto', *BACKENDS])}; flash and flex are not built yet")
+
+
+def tell_of_kernels(dtype: torch.dtype, device: torch.device) -> None:
+    """Warns where the compiled kernels could be used and are not there."""
+    if device.type == "cpu" and dtype == torch.bfloat16 and (reason := why_none()) is not None:
+        logger.warning("no compiled kernels, so torch does their work, which takes about twice as long: %s", reason)
 
 
 def resolve_max_model_len(max_model_len: int | None, limit: LengthLimit) -> int:

@@ -183,3 +183,11 @@ def test_several_eos_in_the_config(tiny):
     engine = tiny.engine("rheo", eos_token_ids=[2, greedy[3]])
     (result,) = engine.generate([Request(token_ids=[5, 6, 7], params=SamplingParams(temperature=0.0, max_tokens=14))])
     assert result.token_ids == greedy[: greedy.index(greedy[3]) + 1] and result.finish_reason == "stop"
+
+
+def test_a_machine_without_kernels_is_told_so(tiny, monkeypatch, caplog):
+    monkeypatch.setattr("engine.options.why_none", lambda: "there is no C++ compiler")
+    for dtype, is_told in (("float32", False), ("bfloat16", True)):
+        caplog.clear()
+        Engine.load(tiny.target_folder, speculation=Speculation(method="off"), dtype=dtype, device="cpu")
+        assert ("takes about twice as long: there is no C++ compiler" in caplog.text) == is_told
