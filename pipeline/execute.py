@@ -18,6 +18,7 @@ from engine.params import SamplingParams
 from pipeline import exit_codes
 from pipeline.columns import Columns
 from pipeline.config import JobConfig
+from pipeline.epitaph import epitaph
 from pipeline.models import Models
 from pipeline.quiet import divert_noise
 from pipeline.ray_session import ray_session
@@ -25,6 +26,7 @@ from pipeline.sources import Chunk
 
 RAY_LOG = "ray.log"
 _FLUSH_S = 3.0
+_EPITAPH = "rheo: the process was ended before it could close the job; if Ray did it, '{log}' says why; the same command goes on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ def execute(work: Work, take: Callable[[pa.Table], str | None], flush: Callable[
     config = work.config
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     log = os.path.join(log_folder, RAY_LOG)
-    with handle_signals() as stop, divert_noise(log), ray_session(num_cores):
+    with handle_signals() as stop, epitaph(_EPITAPH.format(log=log)), divert_noise(log), ray_session(num_cores):
         stop.ray_has_started()
         if stop.requested:
             return Outcome(stop.reason, None)

@@ -25,6 +25,7 @@ from pipeline.exit_codes import ENGINE_FAILURE, SIGNAL_BASE
 SCENARIOS = ("plain", "overwrite", "retry")
 
 _CLOSING = "between the last row and the end"
+_ENDED_BY_RAY, _TOLD = 1, "the process was ended before it could close the job"  # see pipeline.epitaph
 _DEATH_S = 30.0  # a killed process may have to wait for the disk first
 _LONGEST_S = 600.0
 _MAX_BAD_ENDS = 4
@@ -205,7 +206,7 @@ class ChaosJob:
             self._find(f"life {self.report.num_lives}: a traceback, exit code {code} after {_tell(kills)}: {life.stderr[-_SHOWN:]}")
         if code == self._reference.exit_code:
             return True
-        if code == ENGINE_FAILURE and any(kill.signal == "SIGKILL" for kill in kills):
+        if any(kill.signal == "SIGKILL" for kill in kills) and (code == ENGINE_FAILURE or (code == _ENDED_BY_RAY and _TOLD in life.stderr)):
             return False
         signals = [signal.Signals[kill.signal] for kill in kills if kill.signal != "SIGKILL"]
         if code in {*(SIGNAL_BASE + number for number in signals), *(-number for number in signals)}:  # as a shell sees both
