@@ -13,6 +13,7 @@ namespace {
 constexpr int KEYS = 64;     // in a block
 constexpr int TOGETHER = 4;  // queries whose sums are in registers at once
 constexpr int MOST = 48;     // queries of one task: their sums stay in the processor's first cache
+constexpr int64_t MANY = 1 << 14;  // pairs of query and key: with fewer, starting threads costs more than they bring
 
 // What engine.native.attention writes for each row. offset: of its visibility, [count, width]; negative: causal.
 struct Row {
@@ -192,10 +193,12 @@ extern "C" void rheo_attend(const bf16* query_NHD, int64_t stride, bf16* out_NHD
   const int group = heads / kv_heads;
   const int64_t most = std::max(1, MOST / group);
   std::vector<Task> tasks;
+  int64_t num_pairs = 0;
+  for (int64_t r = 0; r < num_rows; r++) num_pairs += rows[r].count * heads * (rows[r].prefix + std::max(rows[r].count, rows[r].width));
   for (int64_t r = 0; r < num_rows; r++)
     for (int64_t first = 0; first < rows[r].count; first += most)
       for (int head = 0; head < kv_heads; head++) tasks.push_back({rows + r, head, first, std::min(most, rows[r].count - first)});
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (tasks.size() > 1)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (num_pairs > MANY)
   for (size_t t = 0; t < tasks.size(); t++) {
     const Task task = tasks[t];
     const Row& row = *task.row;

@@ -29,13 +29,13 @@ inline void rotate(bf16* x, const bf16* cos, const bf16* sin, int64_t head_dim) 
   }
 }
 
-constexpr int64_t FEW = 8;  // tokens, for which threads cost more than they bring
+constexpr int64_t MANY = 1 << 14;  // channels: with fewer, starting threads costs more than they bring
 
 }  // namespace
 
 // x += delta (where there is one), out = norm(x). All [N, size].
 extern "C" void rheo_add_norm(bf16* x, const bf16* delta, const bf16* weight, bf16* out, int64_t num_tokens, int64_t size, float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (num_tokens > FEW)
+#pragma omp parallel for num_threads(threads) if (num_tokens * size > MANY)
   for (int64_t n = 0; n < num_tokens; n++) {
     bf16* row = x + n * size;
     if (delta)
@@ -47,7 +47,7 @@ extern "C" void rheo_add_norm(bf16* x, const bf16* delta, const bf16* weight, bf
 // In place: heads of x [N, stride], from the first on, are normed (where there is a weight) and rotated.
 extern "C" void rheo_rotate(bf16* x, int64_t stride, const bf16* cos_ND, const bf16* sin_ND, const bf16* norm, float eps, int64_t num_tokens,
                             int64_t heads, int64_t head_dim, int threads) {
-#pragma omp parallel for num_threads(threads) if (num_tokens > FEW)
+#pragma omp parallel for num_threads(threads) if (num_tokens * heads * head_dim > MANY)
   for (int64_t n = 0; n < num_tokens; n++)
     for (int64_t head = 0; head < heads; head++) {
       bf16* row = x + n * stride + head * head_dim;
@@ -58,7 +58,7 @@ extern "C" void rheo_rotate(bf16* x, int64_t stride, const bf16* cos_ND, const b
 
 // out [N, size] = silu(gate) * up, both in x [N, 2 * size], one behind the other.
 extern "C" void rheo_silu_mul(const bf16* x, bf16* out, int64_t num_tokens, int64_t size, int threads) {
-#pragma omp parallel for num_threads(threads) if (num_tokens > FEW)
+#pragma omp parallel for num_threads(threads) if (num_tokens * size > MANY)
   for (int64_t n = 0; n < num_tokens; n++)
     for (int64_t i = 0; i < size; i += 16) {
       const __m512 gate = load_bf16(x + 2 * n * size + i), up = load_bf16(x + (2 * n + 1) * size + i);

@@ -7,6 +7,8 @@ using namespace rheo;
 
 namespace {
 
+constexpr int64_t MANY = 1 << 15;  // numbers: with fewer, starting threads costs more than they bring
+
 constexpr int64_t GOLDEN = (int64_t)0x9E3779B97F4A7C15ull, FIRST = (int64_t)0xBF58476D1CE4E5B9ull, SECOND = (int64_t)0x94D049BB133111EBull;
 
 // engine.law.keys.mix, of 8 keys
@@ -34,7 +36,7 @@ inline __m512 exponential(__m512i low, __m512i high) {
 // token_B: argmax of log p + Gumbel noise, as argmax of p / exponential noise; the smallest one on a tie.
 // p_BV: fp32, rows `stride` apart. key_B: of each row's noise.
 extern "C" void rheo_token(const float* p_BV, int64_t stride, const int64_t* key_B, int64_t* token_B, int64_t num_rows, int64_t vocab, int threads) {
-#pragma omp parallel for num_threads(threads) if (num_rows > 1)
+#pragma omp parallel for num_threads(threads) if (num_rows > 1 && num_rows * vocab > MANY)
   for (int64_t row = 0; row < num_rows; row++) {
     const float* p = p_BV + row * stride;
     const uint64_t key = (uint64_t)key_B[row];
@@ -64,7 +66,7 @@ extern "C" void rheo_token(const float* p_BV, int64_t stride, const int64_t* key
 // p_BV = softmax(logits / temperature), fp32. Temperatures are above 0. A row whose largest logit is not finite, or which holds NaN, becomes
 // zeros.
 extern "C" void rheo_softmax(const float* logits_BV, int64_t stride, const float* temperature_B, float* p_BV, int64_t num_rows, int64_t vocab, int threads) {
-#pragma omp parallel for num_threads(threads) if (num_rows > 1)
+#pragma omp parallel for num_threads(threads) if (num_rows > 1 && num_rows * vocab > MANY)
   for (int64_t row = 0; row < num_rows; row++) {
     const float* z = logits_BV + row * stride;
     float* p = p_BV + row * vocab;
