@@ -100,16 +100,16 @@ class SdpaPass:
 BACKENDS = {"sdpa": SdpaPass, "native": NativePass}
 
 
-def find_backend(name: str, cache: KVCache) -> type[SdpaPass] | type[NativePass]:
-    """The backend over a cache. auto: the compiled kernels where they can be used, else sdpa.
+def find_backend(name: str, cache: KVCache) -> str:
+    """The name of the backend for a cache. auto: the compiled kernels where they can be used, else sdpa.
 
     Raises UserError for `native` where they cannot.
     """
     if name not in ("auto", "native"):
-        return BACKENDS[name]
+        return name
     reason = why_not_native(cache)
     if reason is None:
-        return NativePass
+        return "native"
     if name == "native":
         raise UserError(f"model.attention='native': {reason}; allowed: auto, sdpa")
-    return SdpaPass
+    return "sdpa"

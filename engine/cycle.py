@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from engine.attention import find_backend
+from engine.attention import BACKENDS, find_backend
 from engine.drafting import Drafter
 from engine.errors import RowError
 from engine.kv_cache import KVCache, round_up
 from engine.law.draws import KeyedDraws
+from engine.law.probabilities import softmax_at
 from engine.law.tree import Tree, root_only
 from engine.law.verification import RULES, Rule, Verdict, match_target, verify, without_replacement
+from engine.native import sampling
 from engine.native.build import has_kernels
-from engine.native.sampling import NativeDraws
 from engine.packing import Padded, merge, pack, pad_runs
 from engine.params import COUPLED_DRAW_METHODS, Cycle, Speculation
 from engine.prefill import next_chunks
@@ -52,10 +53,13 @@ class Decoder:
         self._target, self.drafter, self._speculation = target, drafter, speculation
         self._tokenizer = tokenizer
         self.rule = _rule_of(speculation)
-        self.make_draws = make_draws or (NativeDraws if has_kernels(target.device) else KeyedDraws)
+        # fp32 is for those who want the same bits on every machine
+        has_fast_laws = target.dtype == torch.bfloat16 and has_kernels(target.device)
+        self.make_draws = make_draws or (sampling.NativeDraws if has_fast_laws else KeyedDraws)
+        self._softmax = sampling.softmax_at if has_fast_laws else softmax_at
         self.max_prefill_tokens = max_prefill_tokens
         self.cache = target.new_cache()
-        self._backend = find_backend(attention, self.cache)
+        self.attention = find_backend(attention, self.cache)
 
     @property
     def bytes_per_token(self) -> int:
@@ -87,7 +91,7 @@ class Decoder:
         """Advance each row by one cycle, or by a chunk of its prompt; rows[i] holds slot rows[0].slot + i. Sets finish_reason where a row
         ends."""
         device = self._target.device
-        tensors = RowTensors(rows, self._target.vocab_size, device, self.make_draws)
+        tensors = RowTensors(rows, self._target.vocab_size, device, self.make_draws, self._softmax)
         tree = self._draft(rows, tensors)
 
         chunks = next_chunks(rows, self.max_prefill_tokens)
@@ -95,7 +99,7 @@ class Decoder:
         nodes = self._as_padded(tree, rows)
         prefix_B = torch.tensor([row.num_cached for row in rows], device=device)
         packed = pack(merge(nodes, runs), long, prefix_B, rows[0].slot)
-        hidden_NH, feature_NF = self._target.forward(packed.token_N, packed.position_N, self._backend(self.cache, packed.new))
+        hidden_NH, feature_NF = self._target.forward(packed.token_N, packed.position_N, BACKENDS[self.attention](self.cache, packed.new))
 
         # a row that reads its prompt has its root at the chunk's last token, and draws once that is the prompt's last
         reads_B1 = torch.tensor([not row.is_prefilled for row in rows], device=device).unsqueeze(-1)

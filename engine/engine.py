@@ -172,6 +172,11 @@ class Engine:
         return str(self._target.device)
 
     @property
+    def attention(self) -> str:
+        """The name of the backend, as `auto` has found it."""
+        return self.decoder.attention
+
+    @property
     def has_chat_template(self) -> bool:
         return self.tokenizer is not None and bool(self.tokenizer.chat_template)
 

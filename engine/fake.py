@@ -58,6 +58,7 @@ class FakeEngine:
     draft_trained_length = None
     dtype = "none"
     device = "cpu"
+    attention = "none"
 
     def __init__(self, *, speculation: Speculation, max_batch: int, max_model_len: int, seed: int):
         self.speculation = speculation

@@ -14,7 +14,12 @@ _NUM_TOKENS = 64  # of a product that the order is chosen for; those with other 
 
 
 def can_pack(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def pack_linears(module: nn.Module) -> None:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from engine.law.draws import KeyedDraws
 from engine.law.probabilities import Filters, probabilities, process_logits, softmax_at
-from engine.native import sampling
-from engine.native.build import has_kernels
 from engine.row import Row
 
 #: parameter -> the value that switches it off
@@ -27,9 +25,16 @@ class RowTensors:
     position_B: the output position that the next token fills.
     """
 
-    def __init__(self, rows: Sequence[Row], vocab_size: int, device: torch.device, make_draws: Callable[[Tensor], KeyedDraws]):
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        vocab_size: int,
+        device: torch.device,
+        make_draws: Callable[[Tensor], KeyedDraws],
+        softmax: Callable[[Tensor, Tensor], Tensor] = softmax_at,
+    ):
         self._rows, self._device = rows, device
-        self._softmax = sampling.softmax_at if has_kernels(device) else softmax_at
+        self._softmax = softmax
         self.cycle_B = self._column([row.num_cycles for row in rows])
         self.position_B = self._column([row.num_output_tokens for row in rows])
         self.temperature_B = self._floats(row.params.temperature for row in rows)

@@ -27,7 +27,7 @@ class Target:
     """A causal language model of one of the architectures in `engine.models.folder`: they share the names of Llama's parts.
 
     Args:
-        model: as `load_causal_lm` gives it.
+        model: as `load_causal_lm` gives it; its layers are taken over, and it cannot be used without this object.
         feature_layers: layers whose entering hidden states the draft reads (LAW.md 1.5); empty without a draft.
     """
 

@@ -11,13 +11,24 @@ from collections.abc import Iterator
 _SCRIPT = 'read -r word || printf "%s\\n" "$0" >&2'
 
 
+_PATIENCE_S = 5.0
+
+
 @contextlib.contextmanager
 def epitaph(text: str) -> Iterator[None]:
-    """Has `text` on stderr if this process ends inside, in whatever way."""
-    # a session of its own: a Ctrl-C or a kill of the group is for the job
-    waiting = subprocess.Popen(["/bin/sh", "-c", _SCRIPT, text], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    """Has `text` on stderr if this process ends inside, in whatever way, where the system has a shell and lets it start."""
+    try:
+        # a session of its own: a Ctrl-C or a kill of the group is for the job
+        waiting = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, text], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError:
+        yield
+        return
     try:
         yield
     finally:
-        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
-            waiting.communicate(b"left\n")
+        try:
+            waiting.communicate(b"left\n", timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            waiting.kill()

@@ -17,7 +17,7 @@ os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 # Else Ray's C++ ends this process without a word (exit code 1) when the raylet has died and the process's parent is number 1, as after
 # `nohup` and a logout: without the raylet's number it takes the parent for the raylet, and 1 for a dead one's heir. With the number of a
 # process that lives, this one's, it goes on, and `pipeline.watch` tells what has died. Workers get the raylet's own.
-os.environ.setdefault("RAY_RAYLET_PID", str(os.getpid()))
+os.environ["RAY_RAYLET_PID"] = str(os.getpid())
 
 
 @contextlib.contextmanager

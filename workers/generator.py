@@ -60,7 +60,7 @@ def load_engine(settings: EngineSettings):
 def describe_engine(engine, threads: int) -> dict:
     """What the options came to once every "auto" is resolved; for run.json."""
     speculation = {name: getattr(engine.speculation, name) for name in ("method", "tree_size", "depth", "top_k", "m")}
-    names = ("dtype", "device", "max_batch", "max_model_len", "draft_trained_length")
+    names = ("dtype", "device", "attention", "max_batch", "max_model_len", "draft_trained_length")
     return {**speculation, **{name: getattr(engine, name) for name in names}, "threads": threads}
 
 

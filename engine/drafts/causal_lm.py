@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention import find_backend
+from engine.attention import BACKENDS, find_backend
 from engine.drafts.beam import BeamRegion
 from engine.drafts.model import Start
 from engine.new_tokens import NewTokens
@@ -29,7 +29,7 @@ class CausalLMDraft:
     def __init__(self, model: Target, *, attention: str, num_target_tokens: int):
         self._model = model
         self._cache = model.new_cache()
-        self._backend = find_backend(attention, self._cache)
+        self._backend = BACKENDS[find_backend(attention, self._cache)]
         self.caches = (self._cache,)
         self.trained_length = model.length_limit.num_tokens
         self._target_token_U = torch.arange(min(model.vocab_size, num_target_tokens), device=model.device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention import find_backend
+from engine.attention import BACKENDS, find_backend
 from engine.drafts.beam import BeamRegion
 from engine.drafts.model import Start
 from engine.kv_cache import KVCache
@@ -24,7 +24,7 @@ class Eagle3Draft:
     def __init__(self, head: Eagle3Head, *, attention: str):
         self._head = head
         self._scale = head.head_dim**-0.5
-        weight = head.fc.weight
+        weight = head.embedding_VH
         self._cache = KVCache(
             num_layers=1,
             num_kv_heads=head.config.num_key_value_heads,
@@ -32,7 +32,7 @@ class Eagle3Draft:
             dtype=weight.dtype,
             device=weight.device,
         )
-        self._backend = find_backend(attention, self._cache)
+        self._backend = BACKENDS[find_backend(attention, self._cache)]
         self.caches = (self._cache,)
         self.feature_layers = head.feature_layers
         pack_linears(head)

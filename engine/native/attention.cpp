@@ -99,6 +99,7 @@ void attend(const Query* queries, int num_queries, const bf16* key, const bf16* 
   alignas(64) float score[TOGETHER][KEYS];
   alignas(64) bf16 weight[TOGETHER][KEYS];
   float largest[MOST], total[MOST];
+  bool is_broken[MOST] = {};  // a score was no number: so is the output, as elsewhere
   const __m512 none = _mm512_set1_ps(-INFINITY);
   std::fill_n(largest, num_queries, -INFINITY);
   std::fill_n(total, num_queries, 0.0f);
@@ -120,7 +121,9 @@ void attend(const Query* queries, int num_queries, const bf16* key, const bf16* 
         }
         for (int a = 0; a < some; a++) {
           const __mmask16 seen = find_visible(queries[first + a], start + block * 16, prefix);
-          _mm512_store_ps(score[a] + block * 16, _mm512_mask_mul_ps(none, seen, dot[a], _mm512_set1_ps(scale)));
+          const __m512 x = _mm512_mul_ps(dot[a], _mm512_set1_ps(scale));
+          is_broken[first + a] |= _mm512_mask_cmp_ps_mask(seen, _mm512_abs_ps(x), _mm512_set1_ps(INFINITY), _CMP_NLT_UQ) != 0;
+          _mm512_store_ps(score[a] + block * 16, _mm512_mask_mov_ps(none, seen, x));
         }
       }
       float shrink[TOGETHER];
@@ -162,7 +165,7 @@ void attend(const Query* queries, int num_queries, const bf16* key, const bf16* 
     }
   }
   for (int q = 0; q < num_queries; q++) {
-    const __m512 share = _mm512_set1_ps(total[q] > 0 ? 1.0f / total[q] : 0.0f);
+    const __m512 share = _mm512_set1_ps(is_broken[q] ? NAN : total[q] > 0 ? 1.0f / total[q] : 0.0f);
     for (int part = 0; part < D / 16; part++) store_bf16(queries[q].out + part * 16, _mm512_mul_ps(_mm512_load_ps(sums[q] + part * 16), share));
   }
 }

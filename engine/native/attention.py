@@ -39,10 +39,12 @@ class NativePass:
                 prompts.append([new.first_slot + row, prefix, start, length, 0, -1, prefix])
                 start += length
             rows = torch.cat([rows, torch.tensor(prompts)])
-        self._rows, self._visible = rows, new.visible_BQW.contiguous()
+        assert not len(rows) or int((rows[:, 6] + rows[:, 3]).max()) <= cache.key.shape[3], "the slots are too short for the new tokens"
+        self._rows, self._visible = rows.contiguous(), new.visible_BQW.contiguous()
 
     def __call__(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
         """Store the new keys and values, and attend: [N, H, D]."""
+        assert all(x.stride()[1:] == (x.shape[2], 1) for x in (query_NHD, key_NKD, value_NKD)), "the heads of a token lie side by side"
         kernels, rows = load_kernels(), self._rows
         key, value = self._cache.key[layer], self._cache.value[layer]
         strides, (kv_heads, head_dim) = key.stride()[:2], key_NKD.shape[1:]

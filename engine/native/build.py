@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -37,22 +40,11 @@ class NoKernels(Exception):
     """There are none on this machine; the message says why."""
 
 
-@functools.cache
 def load_kernels() -> ctypes.CDLL:
     """The library. Raises NoKernels."""
-    if not torch.cpu._is_avx512_bf16_supported():
-        raise NoKernels("the processor has no AVX-512 with bf16")
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise NoKernels("there is no C++ compiler (c++ or g++; $CXX names another)")
-    try:
-        library = ctypes.CDLL(str(_build(compiler)))
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = [line for line in (getattr(error, "stderr", None) or str(error)).splitlines() if "error" in line]
-        raise NoKernels(f"'{compiler}' cannot build them: {said[0] if said else error}") from None
-    for name, kinds in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = [_KINDS[kind] for kind in kinds], None
+    library, reason = _load()
+    if library is None:
+        raise NoKernels(reason)
     return library
 
 
@@ -63,25 +55,50 @@ def has_kernels(device: torch.device) -> bool:
 
 def why_none() -> str | None:
     """Why there are no kernels on this machine, or None where there are."""
+    return _load()[1]
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, or why there is none: found out once, so that the answer stays the same."""
+    if not (torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()):
+        return None, "the processor has no AVX-512 with bf16"
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++")]
+    if compiler == [None]:
+        return None, "there is no C++ compiler (c++ or g++; $CXX names another)"
     try:
-        load_kernels()
-    except NoKernels as error:
-        return str(error)
-    return None
+        library = _build(compiler)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = [line for line in (getattr(error, "stderr", None) or str(error)).splitlines() if "error" in line.lower()]
+        return None, f"'{shlex.join(compiler)}' cannot build them: {said[0] if said else error}"
+    for name, kinds in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = [_KINDS[kind] for kind in kinds], None
+    return library, None
 
 
-def _build(compiler: str) -> Path:
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+def _build(compiler: Sequence[str]) -> ctypes.CDLL:
+    version = subprocess.run([*compiler, "--version"], check=True, capture_output=True).stdout.decode(errors="replace")
     named = [version, _describe_processor(), *_FLAGS, *(path.read_text() for path in (*_SOURCES, *_HEADERS))]
     digest = hashlib.sha256("\0".join(named).encode()).hexdigest()[:16]
-    built = cache_folder() / "kernels" / f"{digest}.so"
-    if not built.exists():
+    try:
+        built = cache_folder() / "kernels" / f"{digest}.so"
+        with contextlib.suppress(OSError):  # not there yet, or not whole
+            return ctypes.CDLL(str(built))
         built.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-            staged = Path(folder) / built.name
-            command = [compiler, *_FLAGS, "-o", str(staged), *map(str, _SOURCES)]
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            os.replace(staged, built)  # other processes may be building it as well
+            os.replace(_compile(compiler, Path(folder)), built)  # other processes may be building it as well
+        return ctypes.CDLL(str(built))
+    except (OSError, RuntimeError):  # there is no home, or nothing can be written or run there
+        with tempfile.TemporaryDirectory() as folder:
+            return ctypes.CDLL(str(_compile(compiler, Path(folder))))
+
+
+def _compile(compiler: Sequence[str], folder: Path) -> Path:
+    built = folder / "kernels.so"
+    subprocess.run(
+        [*compiler, *_FLAGS, "-o", str(built), *map(str, _SOURCES)], check=True, capture_output=True, text=True, errors="replace"
+    )
     return built
 
 

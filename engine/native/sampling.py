@@ -26,12 +26,15 @@ class NativeDraws(KeyedDraws):
 
 
 def softmax_at(logits: Tensor, temperature: Tensor) -> Tensor:
-    """As `engine.law.probabilities.softmax_at`, and in one pass where logits [B, V] are fp32 and every temperature [B] is above 0."""
-    if logits.dtype != torch.float32 or logits.ndim != 2 or bool((temperature <= 0).any()):
+    """As `engine.law.probabilities.softmax_at`, and in one pass where logits [B, V] are fp32; a row does not depend on its neighbours."""
+    if logits.dtype != torch.float32 or logits.ndim != 2:
         return probabilities.softmax_at(logits, temperature)
-    logits, temperature = logits.contiguous(), temperature.float().contiguous()
+    logits, is_greedy_B = logits.contiguous(), temperature <= 0
+    divisor_B = torch.where(is_greedy_B, 1, temperature.float())
     p_BV = torch.empty_like(logits)
     load_kernels().rheo_softmax(
-        logits.data_ptr(), logits.stride(0), temperature.data_ptr(), p_BV.data_ptr(), *logits.shape, torch.get_num_threads()
+        logits.data_ptr(), logits.stride(0), divisor_B.data_ptr(), p_BV.data_ptr(), *logits.shape, torch.get_num_threads()
     )
+    if bool(is_greedy_B.any()):
+        p_BV[is_greedy_B] = probabilities.softmax_at(logits[is_greedy_B], temperature[is_greedy_B])
     return p_BV

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine import target as target_module
-from engine.attention import find_backend
+from engine.attention import BACKENDS, find_backend
 from engine.fused_layers import can_fuse
 from engine.models.loading import load_causal_lm
 from engine.native.build import why_none
@@ -37,7 +37,7 @@ def run(model: PreTrainedModel, monkeypatch, *, fused: bool) -> list[Tensor]:
         target = Target(model, LAYERS)
     cache = target.new_cache()
     cache.reserve(len(RUNS), 100)
-    backend = find_backend("auto" if fused else "sdpa", cache)
+    backend = BACKENDS[find_backend("auto" if fused else "sdpa", cache)]
     prefix_B, outs = torch.zeros(len(RUNS), dtype=torch.long), []
     with torch.inference_mode():
         for runs in (RUNS, [[8]] * len(RUNS)):

@@ -64,8 +64,8 @@ def test_every_kind_of_row_in_one_job(run_fake, tmp_path, capsys):
     }  # fmt: skip
     assert run["config"]["sampling"]["n"] == 2
     assert run["engine"] == {
-        "method": "rheo", "tree_size": 60, "depth": 8, "top_k": 10, "m": 1, "dtype": "none", "device": "cpu", "max_batch": 16,
-        "max_model_len": 500, "draft_trained_length": None, "threads": run["engine"]["threads"],
+        "method": "rheo", "tree_size": 60, "depth": 8, "top_k": 10, "m": 1, "dtype": "none", "device": "cpu", "attention": "none",
+        "max_batch": 16, "max_model_len": 500, "draft_trained_length": None, "threads": run["engine"]["threads"],
     }  # fmt: skip
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".lock", "ray.log", "rows", "run.json"]
     out = capsys.readouterr().out

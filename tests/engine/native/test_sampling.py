@@ -36,11 +36,15 @@ def test_rows_without_a_law_become_zeros():
     assert expected.sum(-1).tolist() == pytest.approx([0, 0, 0, 1, 1])
 
 
-def test_temperature_zero_and_double_precision_are_left_to_torch():
-    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
-    temperature = torch.tensor([1.0, 0.0, 0.5])
-    assert torch.equal(softmax_at(logits, temperature), probabilities.softmax_at(logits, temperature))
-    assert softmax_at(logits.double(), torch.ones(3)).dtype == torch.float64
+def test_a_row_at_temperature_zero_leaves_its_neighbours_alone():
+    logits = torch.randn(3, 4000, generator=torch.Generator().manual_seed(0))
+    found = softmax_at(logits, torch.tensor([1.0, 0.0, 0.5]))
+    assert torch.equal(found[[0, 2]], softmax_at(logits[[0, 2]], torch.tensor([1.0, 0.5])))
+    assert torch.equal(found[1], torch.nn.functional.one_hot(logits[1].argmax(), 4000).float())
+
+
+def test_double_precision_is_left_to_torch():
+    assert softmax_at(torch.randn(3, 9).double(), torch.ones(3)).dtype == torch.float64
 
 
 @pytest.mark.parametrize("vocab", (3, 16, 33, 49_152))
