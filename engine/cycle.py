@@ -56,7 +56,7 @@ class Decoder:
         # fp32 is for those who want the same bits on every machine
         has_fast_laws = target.dtype == torch.bfloat16 and has_kernels(target.device)
         self.make_draws = make_draws or (sampling.NativeDraws if has_fast_laws else KeyedDraws)
-        self._softmax = sampling.softmax_at if has_fast_laws else softmax_at
+        self.softmax = sampling.softmax_at if has_fast_laws else softmax_at
         self.max_prefill_tokens = max_prefill_tokens
         self.cache = target.new_cache()
         self.attention = find_backend(attention, self.cache)
@@ -91,7 +91,7 @@ class Decoder:
         """Advance each row by one cycle, or by a chunk of its prompt; rows[i] holds slot rows[0].slot + i. Sets finish_reason where a row
         ends."""
         device = self._target.device
-        tensors = RowTensors(rows, self._target.vocab_size, device, self.make_draws, self._softmax)
+        tensors = RowTensors(rows, self._target.vocab_size, device, self.make_draws, self.softmax)
         tree = self._draft(rows, tensors)
 
         chunks = next_chunks(rows, self.max_prefill_tokens)

@@ -17,6 +17,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from engine.cache_folder import cache_folder
 from engine.errors import UserError
 from engine.models.folder import read_config
 
@@ -24,15 +25,6 @@ logger = logging.getLogger(__name__)
 
 CONVERTER_VERSION = 1  # raise it when a change here or in gguf_*.py changes what is written
 GGUF_MAGIC = b"GGUF"
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: $RHEO_CACHE, else $XDG_CACHE_HOME/rheo, else ~/.cache/rheo."""
-    if os.environ.get("RHEO_CACHE"):
-        return Path(os.environ["RHEO_CACHE"]).expanduser()
-    if os.environ.get("XDG_CACHE_HOME"):
-        return Path(os.environ["XDG_CACHE_HOME"]) / "rheo"
-    return Path.home() / ".cache" / "rheo"
 
 
 def converted_folder(gguf_file: Path) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from engine.models.gguf import cache_folder
+from engine.cache_folder import cache_folder
 
 _FOLDER = Path(__file__).parent
 _SOURCES, _HEADERS = (sorted(_FOLDER.glob(pattern)) for pattern in ("*.cpp", "*.h"))

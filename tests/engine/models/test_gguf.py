@@ -234,16 +234,6 @@ def test_another_content_or_converter_is_another_folder(counted, monkeypatch):
     assert len({first, second, conversion.converted_folder(file)}) == 3
 
 
-def test_cache_folder_follows_the_environment(monkeypatch):
-    monkeypatch.setenv("RHEO_CACHE", "/a")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert conversion.cache_folder() == Path("/a")
-    monkeypatch.delenv("RHEO_CACHE")
-    assert conversion.cache_folder() == Path("/b/rheo")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert conversion.cache_folder() == Path.home() / ".cache" / "rheo"
-
-
 def test_no_gguf_file(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"PK\x03\x04")
     with pytest.raises(UserError, match=r"model\.gguf' is no GGUF file: it begins with b'PK"):
