@@ -75,7 +75,7 @@ def check_attention(attention: object) -> None:
 def tell_of_kernels(dtype: torch.dtype, device: torch.device) -> None:
     """Warns where the compiled kernels could be used and are not there."""
     if device.type == "cpu" and dtype == torch.bfloat16 and (reason := why_none()) is not None:
-        logger.warning("no compiled kernels, so torch does their work, which takes about twice as long: %s", reason)
+        logger.warning("no compiled kernels, so torch does their work, which takes up to twice as long: %s", reason)
 
 
 def resolve_max_model_len(max_model_len: int | None, limit: LengthLimit) -> int:

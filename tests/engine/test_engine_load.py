@@ -190,4 +190,4 @@ def test_a_machine_without_kernels_is_told_so(tiny, monkeypatch, caplog):
     for dtype, is_told in (("float32", False), ("bfloat16", True)):
         caplog.clear()
         Engine.load(tiny.target_folder, speculation=Speculation(method="off"), dtype=dtype, device="cpu")
-        assert ("takes about twice as long: there is no C++ compiler" in caplog.text) == is_told
+        assert ("takes up to twice as long: there is no C++ compiler" in caplog.text) == is_told
