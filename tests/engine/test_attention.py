@@ -14,6 +14,7 @@ from engine.kv_cache import KVCache
 from engine.native.attention import NativePass
 from engine.native.build import why_none
 from engine.new_tokens import NewTokens
+from tests.kernels import needs_kernels
 
 LAYERS = 2
 GARBAGE = 1e4
@@ -36,9 +37,6 @@ class Backend:
 
     def check(self, found: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(found.float(), expected.float(), rtol=self.tolerance, atol=self.tolerance)
-
-
-needs_kernels = pytest.mark.skipif(why_none() is not None, reason=f"no compiled kernels: {why_none()}")
 
 
 @pytest.fixture(

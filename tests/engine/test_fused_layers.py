@@ -11,9 +11,9 @@ from engine import target as target_module
 from engine.attention import BACKENDS, find_backend
 from engine.fused_layers import can_fuse
 from engine.models.loading import load_causal_lm
-from engine.native.build import why_none
 from engine.packing import pack, pad_runs
 from engine.target import Target
+from tests.kernels import needs_kernels
 from tests.tiny_models import tiny_target
 
 LAYERS = (1, 0, 2)
@@ -48,7 +48,7 @@ def run(model: PreTrainedModel, monkeypatch, *, fused: bool) -> list[Tensor]:
     return outs
 
 
-@pytest.mark.skipif(why_none() is not None, reason=f"no compiled kernels: {why_none()}")
+@needs_kernels
 @pytest.mark.parametrize("architecture", ("llama", "mistral", "qwen2", "qwen3"))
 def test_nothing_but_roundings_differs(architecture, tmp_path, monkeypatch):
     folder = tiny_target(tmp_path, architecture, hidden=128, layers=3, heads=2, kv_heads=1, scale=0.1, **_SIZES.get(architecture, {}))

@@ -10,9 +10,9 @@ import torch
 from engine import Speculation, drafting
 from engine.law import candidates, growth
 from engine.native import sampling
-from engine.native.build import why_none
 from jobs.statistics.chi_square import CASES, Case, exact_laws, load_toy_engine, run_case
 from jobs.statistics.toy_pair import build_toy
+from tests.kernels import needs_kernels
 
 _NUM_ROWS = {"eagle3": 20_000, "causal_lm": 5_000, "ngram": 5_000}  # the law is one code; the other drafts only give it other laws
 _SEED = 0
@@ -34,7 +34,7 @@ def test_the_engines_law_is_the_targets(toy, name):
     assert result.tau >= CASES[name].least_tau
 
 
-@pytest.mark.skipif(why_none() is not None, reason=f"no compiled kernels: {why_none()}")
+@needs_kernels
 @pytest.mark.parametrize("name", ("off", "topk", "coupled", "rheo m=1"))
 def test_so_it_is_by_the_kernels(toy, name):
     """Their softmax and draws, which bf16 gets on a CPU; the models stay in fp32, in which the law is known."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.native import build
+from tests.kernels import needs_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -42,25 +43,22 @@ def test_a_compiler_that_fails(monkeypatch, compiler, said):
         build.load_kernels()
 
 
-@pytest.fixture
-def needs_kernels():
-    if build.why_none() is not None:
-        pytest.skip(f"no compiled kernels: {build.why_none()}")
-    build._load.cache_clear()
-
-
+@needs_kernels
 @pytest.mark.parametrize("cache", ("/proc/nowhere", "~nobody-of-this-name"))
-def test_a_cache_that_cannot_be_written(needs_kernels, monkeypatch, cache):
+def test_a_cache_that_cannot_be_written(monkeypatch, cache):
     monkeypatch.setenv("RHEO_CACHE", cache)
     assert build.why_none() is None
 
 
-def test_a_file_that_is_not_whole_is_built_again(needs_kernels, monkeypatch, tmp_path):
+@needs_kernels
+def test_a_file_that_is_not_whole_is_built_again(monkeypatch, tmp_path):
+    assert build.why_none() is None
     (whole,) = (tmp_path / "kernels").iterdir()
     broken = tmp_path / "other" / "kernels" / whole.name
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"")
     monkeypatch.setenv("RHEO_CACHE", str(tmp_path / "other"))
+    build._load.cache_clear()
     assert build.why_none() is None
     assert len(broken.read_bytes()) == len(whole.read_bytes())
 
@@ -72,7 +70,8 @@ def test_the_sources_are_in_the_package():
     assert files and all(any(path.match(pattern) for pattern in patterns) for path in files)
 
 
-def test_they_are_built_once(needs_kernels, tmp_path):
+@needs_kernels
+def test_they_are_built_once(tmp_path):
     assert build.why_none() is None
     (built,) = (tmp_path / "kernels").iterdir()
     before = built.stat().st_mtime_ns

@@ -6,6 +6,9 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from engine.native.layers import add_norm, rotate, silu_mul
+from tests.kernels import needs_kernels
+
+pytestmark = needs_kernels
 
 ULP = 2.0**-7  # of bf16, relative
 

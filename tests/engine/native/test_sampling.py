@@ -8,6 +8,9 @@ from engine.law import probabilities
 from engine.law.draws import KeyedDraws
 from engine.law.keys import fold, gumbel, row_key
 from engine.native.sampling import NativeDraws, softmax_at
+from tests.kernels import needs_kernels
+
+pytestmark = needs_kernels
 
 INF, NAN = torch.inf, torch.nan
 NUM_ROWS = 200_000
