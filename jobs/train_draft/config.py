@@ -20,7 +20,8 @@ from pipeline.config_file import load_options
 
 @dataclass(kw_only=True)
 class AnswersSection:
-    """given: the column that holds an answer's text, or the column of messages whose last one is the answer; None: the target writes them.
+    """given: the column that holds an answer as text or token ids, or the column of messages whose last one is the answer; None: the
+    target writes them.
 
     max_tokens: of prompt and answer together; what is behind them is not learnt from.
     """

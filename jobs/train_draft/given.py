@@ -105,20 +105,28 @@ class _Reader:
         prepared = prepare_row(
             request, tokenizer=self._tokenizer, vocab_size=self._vocab_size, max_model_len=self._max_tokens, eos_ids=(), engine_seed=0
         )
-        end = [] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
-        token_ids = [*self._tokenizer(answer, add_special_tokens=False, verbose=False).input_ids, *end]
-        values = (row["id"], 0, "ok", prepared.prompt, prepared.num_prompt_tokens, token_ids)
+        values = (row["id"], 0, "ok", prepared.prompt, prepared.num_prompt_tokens, self._encode(answer))
         return dict(zip(_COLUMNS, values, strict=True))
 
+    def _encode(self, answer: str | list) -> list[int]:
+        """Token ids are taken as they are; a text ends with EOS."""
+        if isinstance(answer, str):
+            end = [] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
+            return [*self._tokenizer(answer, add_special_tokens=False, verbose=False).input_ids, *end]
+        for token in answer:
+            if type(token) is not int or not 0 <= token < self._vocab_size:
+                raise RowError("bad_record", f"token id {token!r} in {self._column}; allowed: 0 to {self._vocab_size - 1}")
+        return answer
 
-def _take_answer(row: Mapping[str, Any], column: str, messages_column: str | None) -> tuple[str, dict[str, Any]]:
-    """The answer's text, and the row without it."""
+
+def _take_answer(row: Mapping[str, Any], column: str, messages_column: str | None) -> tuple[str | list, dict[str, Any]]:
+    """The answer's text or token ids, and the row without it."""
     if column == messages_column:
         *before, last = json.loads(row["messages"] or "[]") or [{}]
         if last.get("role") != "assistant" or not last.get("content") or not before:
             raise RowError("bad_record", f"the last of {column} is no message of the assistant's behind others")
         return last["content"], {**row, "messages": json.dumps(before)}
     answer = lookup(json.loads(row["meta"] or "{}"), column)
-    if not isinstance(answer, str) or not answer:
-        raise RowError("bad_record", f"has no text in {column}")
+    if not isinstance(answer, str | list) or not answer:
+        raise RowError("bad_record", f"has no text and no token ids in {column}")
     return answer, dict(row)

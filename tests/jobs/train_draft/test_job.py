@@ -54,7 +54,7 @@ def job(tmp_path) -> Path:
         ("train.learning_rate=0", "train.learning_rate=0.0; allowed: a number above 0, below 1"),
         ("evaluation.methods=[rhea]", "evaluation.methods=['rhea']; allowed: a list of rheo, coupled"),
         ("input.path=nowhere.jsonl", "input.path 'nowhere.jsonl' matches no file"),
-        ("answers.given=nothing", "no record can be used: p0: has no text in nothing"),
+        ("answers.given=nothing", "no record can be used: p0: has no text and no token ids in nothing"),
     ],
 )
 def test_options_are_refused_before_anything_is_made(job, override, words):
@@ -132,7 +132,9 @@ def test_given_answers_are_learnt_from_and_an_interrupt_keeps_the_last_state(job
     out, source = job.parent / "out", job.parent / "prompts.jsonl"
     records = [json.loads(line) for line in source.read_text().splitlines()]
     given = [{**record, "answer": " ".join(3 * record["prompt"].split())} for record in records]
-    source.write_text("".join(json.dumps(record) + "\n" for record in [*given, {"id": "none", "prompt": "w4"}]))
+    given[2]["answer"] = [5, 9, 2, 7]
+    bad = [{"id": "none", "prompt": "w4"}, {"id": "beyond", "prompt": "w4", "answer": [5, 9, 64, 7]}]
+    source.write_text("".join(json.dumps(record) + "\n" for record in [*given, *bad]))
     overrides = ["answers.given=answer", "evaluation.prompts=0", "train.checkpoint_s=0.2", "train.steps=2000", "train.validate_every=2000"]
     first = start(job, *overrides)
     until = time.monotonic() + 300
@@ -143,7 +145,7 @@ def test_given_answers_are_learnt_from_and_an_interrupt_keeps_the_last_state(job
     os.killpg(first.pid, signal.SIGINT)
     output, _ = first.communicate(timeout=100)
     assert first.returncode == 130, output
-    assert "1 record left out: none: has no text in answer" in output
+    assert "2 records left out: none: has no text and no token ids in answer; beyond: token id 64 in answer; allowed: 0 to 63" in output
     assert "interrupted; the same command goes on from here" in output
     step = checkpoints.last_step(out / "training")
     again = start(job, *overrides[:-2], f"train.steps={step + 10}")
@@ -151,8 +153,9 @@ def test_given_answers_are_learnt_from_and_an_interrupt_keeps_the_last_state(job
     assert again.returncode == 0, output
     assert checkpoints.last_step(out / "training") == step + 10
     (part, *_) = sorted(out.glob("answers/rows/*.parquet"))
-    (row, *_) = pq.read_table(part).to_pylist()
+    row, _, row_of_ids, *_ = pq.read_table(part).to_pylist()
     assert row["token_ids"] == [*(int(word[1:]) for word in given[0]["answer"].split()), 2]  # and EOS
+    assert row_of_ids["token_ids"] == given[2]["answer"]
     source.write_text(source.read_text().replace("w3", "w4"))
     refused = start(job, *overrides)
     output, _ = refused.communicate(timeout=60)
