@@ -21,7 +21,7 @@ def write_card(draft: Path, config: TrainDraftConfig, log: list[dict[str, Any]],
         "",
         f"- Data: {answers}; {train.validation:.0%} of the prompts held out.",
         f"- Training: {last['step']} steps in {format_seconds(last['seconds'])}: {train.batch} windows of {train.queries} places, "
-        f"{train.draft_steps} draft steps, AdamW {train.learning_rate:g}.",
+        f"{train.draft_steps} draft steps, Muon and AdamW at {train.learning_rate:g}.",
         "- On held-out prompts, by draft step:",
         "",
         "| | " + " | ".join(str(step + 1) for step in range(len(last["validation"]["acceptance"]))) + " |",

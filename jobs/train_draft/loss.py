@@ -15,13 +15,16 @@ and so the loss within rounding of its logarithm, keep their mean.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from engine.native.build import has_kernels
 from jobs.train_draft.unroll import Batch, Unroll
 
 METRICS = ("cross_entropy", "acceptance", "top1")
+_MASS_STRIDE = 4  # one in so many places tells which tokens are likely in a batch
 _ROWS = 128  # of logits at once: what a processor's cache holds
 
 
@@ -51,38 +54,31 @@ class DraftLoss(torch.autograd.Function):
         dtype = target_head_CH.dtype
         head_CH = lm_head_CH.to(dtype)
         output_SBQH = output_SBQH.to(dtype)
-        exists_SBQ = torch.stack([exists_BT[:, step : step + num_queries] for step in range(num_steps)])
-        count_S = exists_SBQ.sum((1, 2)).clamp(min=1)
+        count_S = torch.stack([exists_BT[:, step : step + num_queries].sum() for step in range(num_steps)]).clamp(min=1)
         gradient_SBQC = output_SBQH.new_zeros(*output_SBQH.shape[:3], len(head_CH))
         sums = output_SBQH.new_zeros(num_steps, len(METRICS) + 1, dtype=torch.float32)
         loss = sums.new_zeros(())
+        compare = _choose_compare(target_head_CH)
         texts = max(1, _ROWS // num_queries)
         for start in range(0, num_texts, texts):
             chunk = slice(start, start + texts)
-            law_BTC = _law(hidden_BTH[chunk], target_head_CH, log_z_BT[chunk], log_share_C)
+            law_logit_BTC = hidden_BTH[chunk].to(dtype) @ target_head_CH.T
             for step in range(num_steps):
-                p_BQC = law_BTC[:, step : step + num_queries]
-                z_BQC = (output_SBQH[step, chunk] @ head_CH.T).float() + log_share_C
-                exists_BQ = exists_SBQ[step, chunk]
-                log_sum_BQ = z_BQC.logsumexp(-1)
-                mass_BQ = p_BQC.sum(-1)
-                entropy_BQ = log_sum_BQ * mass_BQ - (p_BQC * (z_BQC - log_share_C)).sum(-1)
-                is_top_BQ = z_BQC.argmax(-1) == p_BQC.argmax(-1)
-                q_BQC = z_BQC.sub_(log_sum_BQ.unsqueeze(-1)).exp_()
-                accepted_BQ = torch.minimum(p_BQC, q_BQC).sum(-1)
-                for column, value_BQ in enumerate((entropy_BQ, accepted_BQ, is_top_BQ, torch.ones_like(entropy_BQ))):
+                places = slice(step, step + num_queries)
+                exists_BQ = exists_BT[chunk, places]
+                gradient_BQC, loss_BQ, *values = compare(
+                    output_SBQH[step, chunk] @ head_CH.T,
+                    law_logit_BTC[:, places],
+                    log_z_BT[chunk, places],
+                    log_share_C,
+                    weight_S[step] / count_S[step] * exists_BQ,
+                    acceptance_share,
+                )
+                gradient_SBQC[step, chunk] = gradient_BQC
+                loss = loss + loss_BQ.sum()
+                for column, value_BQ in enumerate(values):
                     sums[step, column] += (value_BQ * exists_BQ).sum()
-                factor_BQ = weight_S[step] / count_S[step] * exists_BQ
-                loss_BQ = (1 - acceptance_share) * entropy_BQ - acceptance_share * accepted_BQ.log()
-                loss = loss + (loss_BQ * factor_BQ).sum()
-                if acceptance_share:
-                    below_BQC = q_BQC * (q_BQC < p_BQC)
-                    below_sum_BQ1 = below_BQC.sum(-1, keepdim=True)
-                    accept_BQC = (q_BQC * below_sum_BQ1 - below_BQC) * (acceptance_share / accepted_BQ).unsqueeze(-1)
-                    q_BQC = q_BQC.mul_(mass_BQ.unsqueeze(-1)).sub_(p_BQC).mul_(1 - acceptance_share).add_(accept_BQC)
-                else:
-                    q_BQC = q_BQC.mul_(mass_BQ.unsqueeze(-1)).sub_(p_BQC)
-                gradient_SBQC[step, chunk] = q_BQC.mul_(factor_BQ.unsqueeze(-1)).to(dtype)
+                sums[step, -1] += exists_BQ.sum()
         ctx.save_for_backward(output_SBQH, head_CH, gradient_SBQC)
         ctx.mark_non_differentiable(sums)
         return loss, sums
@@ -95,10 +91,34 @@ class DraftLoss(torch.autograd.Function):
         return output_gradient, head_gradient, *[None] * 7
 
 
-def _law(hidden_BTH: Tensor, target_head_CH: Tensor, log_z_BT: Tensor, log_share_C: Tensor | None = None) -> Tensor:
-    """[B, T, C]: the target's probability of each token, times what it stands for."""
-    log_BTC = (hidden_BTH.to(target_head_CH.dtype) @ target_head_CH.T).float() - log_z_BT.unsqueeze(-1)
-    return torch.exp(log_BTC if log_share_C is None else log_BTC + log_share_C)
+def _compare(
+    logit_BQC: Tensor, law_logit_BQC: Tensor, log_z_BQ: Tensor, log_share_C: Tensor, factor_BQ: Tensor, acceptance_share: float
+) -> tuple[Tensor, ...]:
+    """(gradient of the loss in the draft's logits, loss, each of METRICS), at some places. factor: of their losses."""
+    p_BQC = torch.exp(law_logit_BQC.float() - log_z_BQ.unsqueeze(-1) + log_share_C)
+    z_BQC = logit_BQC.float() + log_share_C
+    log_sum_BQ, mass_BQ = z_BQC.logsumexp(-1), p_BQC.sum(-1)
+    entropy_BQ = log_sum_BQ * mass_BQ - (p_BQC * logit_BQC.float()).sum(-1)
+    q_BQC = torch.exp(z_BQC - log_sum_BQ.unsqueeze(-1))
+    accepted_BQ = torch.minimum(p_BQC, q_BQC).sum(-1)
+    is_top_BQ = ((z_BQC == z_BQC.amax(-1, keepdim=True)) & (p_BQC == p_BQC.amax(-1, keepdim=True))).any(-1)
+    gradient_BQC = (1 - acceptance_share) * (q_BQC * mass_BQ.unsqueeze(-1) - p_BQC)
+    loss_BQ = (1 - acceptance_share) * entropy_BQ
+    if acceptance_share:
+        below_BQC = q_BQC * (q_BQC < p_BQC)
+        accept_BQC = q_BQC * below_BQC.sum(-1, keepdim=True) - below_BQC
+        gradient_BQC = gradient_BQC + accept_BQC * (acceptance_share / accepted_BQ).unsqueeze(-1)
+        loss_BQ = loss_BQ - acceptance_share * accepted_BQ.log()
+    return (gradient_BQC * factor_BQ.unsqueeze(-1)).to(logit_BQC.dtype), loss_BQ * factor_BQ, entropy_BQ, accepted_BQ, is_top_BQ
+
+
+_compare_fused = torch.compile(_compare)  # a fifth of a training step on a processor is this, one operation after another
+
+
+def _choose_compare(head_UH: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Fused where a run is meant to be fast and the machine has a compiler."""
+    is_fast = head_UH.dtype == torch.bfloat16 and (head_UH.is_cuda or has_kernels(head_UH.device))
+    return _compare_fused if is_fast else _compare
 
 
 class Objective(nn.Module):
@@ -136,11 +156,12 @@ class Objective(nn.Module):
 
 
 def _mass(batch: Batch, target_head_UH: Tensor) -> Tensor:
-    """[U]: the target's probability of each token, summed over a batch."""
+    """[U]: the target's probability of each token, summed over some places of a batch."""
     mass_U = batch.log_z_BT.new_zeros(len(target_head_UH))
-    hidden_NH, log_z_N = batch.hidden_BTH[batch.exists_BT], batch.log_z_BT[batch.exists_BT]
+    hidden_NH, log_z_N = (x[batch.exists_BT][::_MASS_STRIDE] for x in (batch.hidden_BTH, batch.log_z_BT))
     for hidden_MH, log_z_M in zip(hidden_NH.split(_ROWS), log_z_N.split(_ROWS), strict=True):
-        mass_U += _law(hidden_MH, target_head_UH, log_z_M).sum(0)
+        logit_MU = hidden_MH.to(target_head_UH.dtype) @ target_head_UH.T
+        mass_U += torch.exp(logit_MU.float() - log_z_M.unsqueeze(-1)).sum(0)
     return mass_U
 
 

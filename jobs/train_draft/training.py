@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from jobs.train_draft.batches import Batches
 from jobs.train_draft.head import choose_vocabulary, make_config, new_head
 from jobs.train_draft.held_out import is_held_out
 from jobs.train_draft.loss import METRICS, Objective
+from jobs.train_draft.optimizers import make_optimizers
 from jobs.train_draft.schedule import Schedule
 from jobs.train_draft.shards import Corpus
 from jobs.train_draft.unroll import Batch, Unroll
@@ -33,7 +35,6 @@ _VALIDATION_BATCH, _VALIDATION_QUERIES, _VALIDATION_BATCHES = 16, 32, 24
 _LOG_S = 10.0
 _SCALE_TEXTS = 64  # from which the features' spread is taken
 _MAX_NORM = 1.0
-_BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +105,12 @@ class Training:
             step_weight=settings.step_weight,
             acceptance_share=settings.acceptance_share,
         ).to(self._device)
-        self._optimizer = torch.optim.AdamW(self._head.parameters(), betas=_BETAS, weight_decay=0.0, fused=True)
+        self._optimizers = make_optimizers(self._head)
         self._step, self._seconds = 0, 0.0
         if state is not None:
             self._head.load_state_dict(state["head"])
-            self._optimizer.load_state_dict(state["optimizer"])
+            for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
             self._step, self._seconds = state["step"], state["seconds"]
 
     def _make_head(self, target: PreTrainedModel) -> Eagle3Head:
@@ -181,13 +183,14 @@ class Training:
         return torch.nn.parallel.DistributedDataParallel(self._objective, device_ids=ids)
 
     def _learn(self, objective: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        for group in self._optimizer.param_groups:
+        for group in itertools.chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers):
             group["lr"] = self._schedule(self._step)
         loss, sums = objective(batch, self._settings.draft_steps)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), _MAX_NORM)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return loss.detach(), sums
 
     @torch.no_grad()
@@ -213,7 +216,7 @@ class Training:
             "d2t": self._head.d2t.cpu(),
             "config": {**asdict(self._head.config), "head_dim": self._head.head_dim},
             "head": self._head.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
         checkpoints.save(self._folder, name, state)
 

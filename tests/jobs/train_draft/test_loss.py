@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jobs.train_draft.loss import DraftLoss, _choose_columns
+from jobs.train_draft.loss import DraftLoss, _choose_columns, _compare, _compare_fused
+from tests.kernels import needs_kernels
 
 S, B, Q, H, U, V = 2, 5, 3, 8, 12, 20
 
@@ -42,6 +43,14 @@ def test_loss_and_gradient_are_those_of_autograd(acceptance_share):
     loss, _ = DraftLoss.apply(*values, acceptance_share)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, values[:2]), gradients, atol=1e-6, rtol=1e-4)
+
+
+@needs_kernels
+def test_the_fused_comparison_is_the_same_one():
+    output, head, target_head, log_share, hidden, log_z, exists, _ = draw()
+    values = output[0] @ head.T, (hidden @ target_head.T)[:, :Q], log_z[:, :Q], log_share, exists[:, :Q] / 7, 0.3
+    for fused, plain in zip(_compare_fused(*values), _compare(*values), strict=True):
+        torch.testing.assert_close(fused, plain)
 
 
 def test_the_metrics_are_sums_over_the_places_that_exist():
