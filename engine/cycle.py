@@ -26,6 +26,7 @@ from engine.prefill import next_chunks
 from engine.row import Row
 from engine.row_tensors import RowTensors
 from engine.stopping import cut_tokens
+from engine.stopwatch import NoWatch, Watch
 from engine.target import Target
 from engine.visited_laws import VisitedLaws
 
@@ -37,6 +38,7 @@ class Decoder:
         drafter: None without speculation.
         make_draws: from row keys to the draws of a batch; another implementation than the default can watch what is consumed.
         max_prefill_tokens: of one pass, over all rows.
+        watch: is told where the time of each pass goes.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Decoder:
         tokenizer: PreTrainedTokenizerBase | None,
         make_draws: Callable[[Tensor], KeyedDraws] | None = None,
         max_prefill_tokens: int = 2048,
+        watch: Watch | None = None,
     ):
         self._target, self.drafter, self._speculation = target, drafter, speculation
         self._tokenizer = tokenizer
@@ -58,6 +61,7 @@ class Decoder:
         self.make_draws = make_draws or (sampling.NativeDraws if has_fast_laws else KeyedDraws)
         self.softmax = sampling.softmax_at if has_fast_laws else softmax_at
         self.max_prefill_tokens = max_prefill_tokens
+        self._watch = watch or NoWatch()
         self.cache = target.new_cache()
         self.attention = find_backend(attention, self.cache)
 
@@ -91,27 +95,34 @@ class Decoder:
         """Advance each row by one cycle, or by a chunk of its prompt; rows[i] holds slot rows[0].slot + i. Sets finish_reason where a row
         ends."""
         device = self._target.device
-        tensors = RowTensors(rows, self._target.vocab_size, device, self.make_draws, self.softmax)
-        tree = self._draft(rows, tensors)
-
         chunks = next_chunks(rows, self.max_prefill_tokens)
-        runs, long = pad_runs(chunks, device)
-        nodes = self._as_padded(tree, rows)
-        prefix_B = torch.tensor([row.num_cached for row in rows], device=device)
-        packed = pack(merge(nodes, runs), long, prefix_B, rows[0].slot)
-        hidden_NH, feature_NF = self._target.forward(packed.token_N, packed.position_N, BACKENDS[self.attention](self.cache, packed.new))
+        timed = self._watch.start_pass(num_rows=len(rows), reads_prompt=any(chunks))
+        tensors = RowTensors(rows, self._target.vocab_size, device, self.make_draws, self.softmax)
+        with timed.phase("draft"):
+            tree = self._draft(rows, tensors)
 
-        # a row that reads its prompt has its root at the chunk's last token, and draws once that is the prompt's last
-        reads_B1 = torch.tensor([not row.is_prefilled for row in rows], device=device).unsqueeze(-1)
-        index_BR = torch.where(reads_B1, packed.last_B.unsqueeze(-1), packed.index_BQ[:, : tree.token_BR.shape[1]])
-        draws = [row.num_cached + len(chunk) >= row.num_prompt_tokens for row, chunk in zip(rows, chunks, strict=True)]
-        laws = VisitedLaws(self._target, tensors, tree, hidden_NH, index_BR, keep_logits=any(row.params.logprobs for row in rows))
-        draws_B = torch.tensor(draws, device=device)
-        verdict = verify(tree, laws, self.rule, tensors.draws, tensors.position_B, draws_B)
-        logprobs = laws.logprobs(verdict.token_BL) if laws.keep_logits else None
+        with timed.phase("verify"):
+            runs, long = pad_runs(chunks, device)
+            nodes = self._as_padded(tree, rows)
+            prefix_B = torch.tensor([row.num_cached for row in rows], device=device)
+            packed = pack(merge(nodes, runs), long, prefix_B, rows[0].slot)
+            timed.num_tokens = len(packed.token_N)
+            attend = BACKENDS[self.attention](self.cache, packed.new)
+            hidden_NH, feature_NF = self._target.forward(packed.token_N, packed.position_N, attend)
 
-        outcomes = _gather_outcomes(tree, verdict, laws.is_finite_B, index_BR, packed.last_B)
-        self._commit(rows, chunks, outcomes, logprobs, feature_NF)
+        with timed.phase("law"):
+            # a row that reads its prompt has its root at the chunk's last token, and draws once that is the prompt's last
+            reads_B1 = torch.tensor([not row.is_prefilled for row in rows], device=device).unsqueeze(-1)
+            index_BR = torch.where(reads_B1, packed.last_B.unsqueeze(-1), packed.index_BQ[:, : tree.token_BR.shape[1]])
+            draws = [row.num_cached + len(chunk) >= row.num_prompt_tokens for row, chunk in zip(rows, chunks, strict=True)]
+            laws = VisitedLaws(self._target, tensors, tree, hidden_NH, index_BR, keep_logits=any(row.params.logprobs for row in rows))
+            draws_B = torch.tensor(draws, device=device)
+            verdict = verify(tree, laws, self.rule, tensors.draws, tensors.position_B, draws_B)
+            logprobs = laws.logprobs(verdict.token_BL) if laws.keep_logits else None
+
+        with timed.phase("commit"):
+            outcomes = _gather_outcomes(tree, verdict, laws.is_finite_B, index_BR, packed.last_B)
+            self._commit(rows, chunks, outcomes, logprobs, feature_NF)
 
     def _draft(self, rows: Sequence[Row], tensors: RowTensors) -> Tree:
         if self.drafter is None:

@@ -13,29 +13,18 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.cycle import Decoder
 from engine.drafting import Drafter
-from engine.drafts.loading import load_draft
 from engine.drafts.model import DraftModel
 from engine.errors import EngineError, RowError, UserError
 from engine.models.folder import check_eos
-from engine.models.loading import load_causal_lm, load_tokenizer
-from engine.models.source import resolve_draft, resolve_target, resolve_topology
-from engine.options import (
-    check_attention,
-    check_limits,
-    check_reproducible,
-    resolve_device,
-    resolve_dtype,
-    resolve_kv_cache_gib,
-    resolve_max_batch,
-    resolve_max_model_len,
-    tell_of_kernels,
-)
+from engine.options import check_limits, check_reproducible, resolve_kv_cache_gib, resolve_max_batch, resolve_max_model_len
+from engine.pair import Pair, find_pair
 from engine.params import Request, Result, Speculation
 from engine.prompting import prepare_row
 from engine.row import Row
 from engine.stopping import final_text
+from engine.stopwatch import Watch
 from engine.target import Target
-from engine.topology import Topology, read_topology
+from engine.topology import Topology
 
 
 class Engine:
@@ -49,6 +38,7 @@ class Engine:
             not fit.
         reproducible: run each row's cycle alone, so that its bits do not depend on its neighbours; fp32 only, slower.
         eos_token_ids: None becomes the target's; a model that names none, its tokenizer's.
+        watch: is told where the time of each pass goes.
     """
 
     def __init__(
@@ -66,6 +56,7 @@ class Engine:
         reproducible: bool = False,
         eos_token_ids: Iterable[int] | None = None,
         seed: int = 0,
+        watch: Watch | None = None,
     ):
         speculation = speculation or Speculation()
         speculation.check()
@@ -82,7 +73,7 @@ class Engine:
             drafter = Drafter(
                 draft, self.speculation, num_target_tokens=target.vocab_size, device=target.device, topology=self._nodes(topology)
             )
-        self.decoder = Decoder(target, drafter, self.speculation, attention=attention, tokenizer=tokenizer)
+        self.decoder = Decoder(target, drafter, self.speculation, attention=attention, tokenizer=tokenizer, watch=watch)
         self._target, self.tokenizer = target, tokenizer
         self.draft_trained_length = draft.trained_length if drafter else None
         self.max_batch = max_batch
@@ -132,35 +123,60 @@ class Engine:
             raise UserError(f"speculation={speculation!r}; allowed: a Speculation, or None")
         speculation.check()
         check_limits(max_batch=max_batch, max_model_len=max_model_len, kv_cache_gib=kv_cache_gib, seed=seed)
-        torch_device = resolve_device(device)
-        torch_dtype = resolve_dtype(dtype, torch_device, reproducible=reproducible)
-        check_attention(attention)
-        tell_of_kernels(torch_dtype, torch_device)
-        resolved = resolve_target(str(target), revision, max_model_len)
-        resolved_draft = resolve_draft(str(draft), resolved.preset, speculation.method, resolved.path)
-        if resolved.preset is not None:
-            speculation = speculation.with_tree(resolved.preset.tree_size, resolved.preset.depth)
-        topology = None
-        if speculation.method == "static":
-            topology = read_topology(resolve_topology(speculation.topology, resolved.preset))
-        try:
-            model = load_causal_lm(resolved.path, torch_dtype, torch_device)
-            draft_model = None if resolved_draft is None else load_draft(resolved_draft, model, attention=attention)
-        except torch.OutOfMemoryError as error:
-            hint = "take a smaller model.dtype or model"
-            raise EngineError(f"out of memory while '{target}' was loaded in {torch_dtype} on {torch_device}; {hint} ({error})") from error
-        return cls(
-            Target(model, draft_model.feature_layers if draft_model else ()),
-            draft_model,
-            load_tokenizer(resolved.path, resolved.chat_template),
-            speculation=speculation,
-            topology=topology,
+        found = find_pair(
+            target,
+            draft,
+            method=speculation.method,
+            revision=revision,
+            dtype=dtype,
+            device=device,
             attention=attention,
-            max_batch=resolve_max_batch(max_batch, torch_device),
             max_model_len=max_model_len,
-            kv_cache_gib=resolve_kv_cache_gib(kv_cache_gib, torch_device),
+            reproducible=reproducible,
+        )
+        found.settle(speculation)  # what it refuses is refused before anything is loaded
+        return cls.over(
+            found.load(),
+            speculation=speculation,
+            max_batch=max_batch,
+            max_model_len=max_model_len,
+            kv_cache_gib=kv_cache_gib,
             reproducible=reproducible,
             seed=seed,
+        )
+
+    @classmethod
+    def over(
+        cls,
+        pair: Pair,
+        *,
+        speculation: Speculation,
+        max_batch: int | str = "auto",
+        max_model_len: int | None = None,
+        kv_cache_gib: float | str = "auto",
+        reproducible: bool = False,
+        seed: int = 0,
+        watch: Watch | None = None,
+    ) -> Engine:
+        """An engine with caches of its own over weights that are loaded. Without speculation the target gives no features.
+
+        Arguments as of `load`. Raises UserError for a topology that cannot be had, and for a method that drafts where there is no draft.
+        """
+        speculation, topology = pair.found.settle(speculation)
+        device, is_plain = pair.found.device, speculation.method == "off"
+        return cls(
+            pair.target.without_features() if is_plain else pair.target,
+            None if is_plain or pair.make_draft is None else pair.make_draft(),
+            pair.tokenizer,
+            speculation=speculation,
+            topology=topology,
+            attention=pair.found.attention,
+            max_batch=resolve_max_batch(max_batch, device),
+            max_model_len=max_model_len,
+            kv_cache_gib=resolve_kv_cache_gib(kv_cache_gib, device),
+            reproducible=reproducible,
+            seed=seed,
+            watch=watch,
         )
 
     @property

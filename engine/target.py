@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
@@ -41,6 +43,12 @@ class Target:
         self.config = model.config
         self.device = model.device
         self.dtype = model.dtype
+
+    def without_features(self) -> Target:
+        """The same weights, for an engine without a draft."""
+        plain = copy.copy(self)
+        plain._feature_layers = ()
+        return plain
 
     @property
     def embedding(self) -> torch.nn.Embedding:

@@ -15,19 +15,22 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def write_result(name: str, figures: dict[str, Any]) -> Path:
-    """Write `figures` with command, machine and versions to jobs/results/NAME.json."""
+    """Write `figures` with what `describe_run` says to jobs/results/NAME.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({**describe_run(), **figures}, indent=1) + "\n")
+    return path
+
+
+def describe_run() -> dict[str, Any]:
+    """The command of this process, its machine, and the versions of what runs in it."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["python", "-m", module.name] if module else [Path(sys.argv[0]).name]
-    result = {
+    return {
         "command": shlex.join([*program, *sys.argv[1:]]),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
         "versions": {package: version(package) for package in ("torch", "transformers", "ray", "rheo")},
-        **figures,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return path
 
 
 def _cpu() -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from transformers import PreTrainedModel
 
 from engine.drafts.causal_lm import CausalLMDraft
@@ -14,13 +17,16 @@ from engine.models.source import ResolvedDraft
 from engine.target import Target
 
 
-def load_draft(draft: ResolvedDraft, target: PreTrainedModel, *, attention: str) -> DraftModel:
-    """In the target's dtype, on its device. Raises UserError where the checkpoint is wrong or does not fit."""
+def load_draft(draft: ResolvedDraft, target: PreTrainedModel, *, attention: str) -> Callable[[], DraftModel]:
+    """In the target's dtype, on its device: a function that makes drafts over the same weights, each with caches of its own.
+
+    Raises UserError where the checkpoint is wrong or does not fit.
+    """
     if draft.kind == "ngram":
-        return NgramDraft(target.device)
+        return partial(NgramDraft, target.device)
     if draft.kind == "causal_lm":
         model = Target(load_causal_lm(draft.path, target.dtype, target.device))
-        return CausalLMDraft(model, attention=attention, num_target_tokens=target.config.vocab_size)
+        return partial(CausalLMDraft, model, attention=attention, num_target_tokens=target.config.vocab_size)
     head = load_eagle3(
         draft.path,
         target_config=target.config,
@@ -28,4 +34,4 @@ def load_draft(draft: ResolvedDraft, target: PreTrainedModel, *, attention: str)
         dtype=target.dtype,
         device=target.device,
     )
-    return Eagle3Draft(head, attention=attention)
+    return partial(Eagle3Draft, head, attention=attention)

@@ -87,7 +87,7 @@ def load_toy_engine(toy: Toy, case: Case, *, max_batch: int = 4096) -> Engine:
     """An engine over the toy models on one CPU, in fp32, with many slots: its rows are tiny."""
     model = load_causal_lm(toy.target, torch.float32, torch.device("cpu"))
     folder = {"eagle3": toy.head, "causal_lm": toy.language_model, "ngram": None}[case.draft]
-    draft = load_draft(ResolvedDraft(case.draft, folder, case.draft), model, attention="sdpa")
+    draft = load_draft(ResolvedDraft(case.draft, folder, case.draft), model, attention="sdpa")()
     topology = Topology(path=Path("toy"), paths=_SHAPE) if case.speculation.method == "static" else None
     engine = Engine(Target(model, draft.feature_layers), draft, speculation=case.speculation, topology=topology, max_batch=max_batch)
     engine.decoder.max_prefill_tokens = max_batch * max(map(len, PROMPTS))  # every free slot is filled in one pass

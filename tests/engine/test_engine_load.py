@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import Engine, Request, SamplingParams, Speculation, UserError, Verification
-from engine import engine as engine_module
+from engine import pair as pair_module
 from tests.engine.tiny_engines import VOCAB
 from tests.tiny_models import tiny_eagle3
 
@@ -89,7 +89,7 @@ def test_tree_size_and_depth_have_defaults(tiny):
 )
 def test_load_refuses_by_name(tiny, options, words, monkeypatch):
     """And before anything is loaded."""
-    monkeypatch.setattr(engine_module, "load_causal_lm", lambda *_: pytest.fail("a model was loaded first"))
+    monkeypatch.setattr(pair_module, "load_causal_lm", lambda *_: pytest.fail("a model was loaded first"))
     options = {"target": tiny.target_folder, "draft": tiny.draft_folder, "dtype": "float32", **options}
     with pytest.raises(UserError) as caught:
         Engine.load(options.pop("target"), options.pop("draft"), **options)
@@ -151,7 +151,7 @@ def edit(path, **changes) -> None:
 def test_an_eos_outside_the_vocabulary(tiny, tmp_path, name, eos, monkeypatch):
     folder = shutil.copytree(tiny.target_folder, tmp_path / "target")
     edit(folder / name, eos_token_id=eos)
-    monkeypatch.setattr(engine_module, "load_causal_lm", lambda *_: pytest.fail("a model was loaded first"))
+    monkeypatch.setattr(pair_module, "load_causal_lm", lambda *_: pytest.fail("a model was loaded first"))
     with pytest.raises(UserError) as caught:
         Engine.load(folder, dtype="float32", speculation=Speculation(method="off"))
     assert f"{name} has eos_token_id={eos!r}; allowed: token ids from 0 to {VOCAB - 1}" in str(caught.value)

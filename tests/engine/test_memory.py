@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine import Engine, EngineError, Request, SamplingParams, Speculation
-from engine import engine as engine_module
 from engine import options as options_module
+from engine import pair as pair_module
 from engine.kv_cache import KVCache
 from tests.engine.tiny_engines import run
 
@@ -69,6 +69,6 @@ def test_no_room_for_the_caches_of_new_rows(tiny, monkeypatch):
 
 
 def test_no_room_for_the_models(tiny, monkeypatch):
-    monkeypatch.setattr(engine_module, "load_causal_lm", _no_room)
+    monkeypatch.setattr(pair_module, "load_causal_lm", _no_room)
     with pytest.raises(EngineError, match=r"out of memory .*model\.dtype"):
         Engine.load(tiny.target_folder, tiny.draft_folder, dtype="float32")
