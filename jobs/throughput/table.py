@@ -89,7 +89,8 @@ def render(lines: Sequence[Line]) -> str:
             "MiB",
             "n",
         ):
-            table.add_column(name, justify="left" if name == "what" else "right")
+            is_name = name == "what"
+            table.add_column(name, justify="left" if is_name else "right", no_wrap=is_name)
         for line in of_it:
             table.add_row(*_columns(line))
         console.print(table)

@@ -19,7 +19,8 @@ def read_rows(out: Path) -> list[dict]:
     return pq.read_table(out / "measurements.parquet").to_pylist()
 
 
-def test_a_bench_measures_every_cell_in_every_round(load, capsys):
+def test_a_bench_measures_every_cell_in_every_round(load, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     config = load("grid.temperature=[0,1.0]", "grid.prompt_tokens=[8]")
     assert run_bench(config) == exit_codes.OK
     out = Path(config.output.path)
