@@ -17,8 +17,9 @@ from engine.params import Speculation
 from engine.row import Row
 from engine.row_tensors import RowTensors
 
-#: sharpness of the coupled method's construction values (LAW.md section 7, Tree scores)
-COUPLED_BETA = 0.7
+#: of the coupled method's construction values (LAW.md section 7, Tree scores): what makes the target's own draws likeliest under them, by
+#: `python -m jobs.acceptance.coupled_scores` with the draft that ships
+COUPLED_SCALE, COUPLED_NOISE_SCALE = 1.1, 0.9
 
 
 class Drafter:
@@ -91,7 +92,8 @@ class Drafter:
         if speculation.method == "coupled":
             return CoupledPolicy(
                 top_k=speculation.top_k,
-                beta=COUPLED_BETA,
+                scale=COUPLED_SCALE,
+                noise_scale=COUPLED_NOISE_SCALE,
                 temperature_B=tensors.temperature_B,
                 position_B=tensors.position_B,
                 target_token_V=target_token_U,

@@ -179,17 +179,18 @@ class TopKPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class CoupledPolicy:
-    """Coupled trees (LAW.md section 7): the K tokens with the largest log q_T + noise, the noise of the position their parent fills next.
+    """Coupled trees (LAW.md section 7): the K tokens likeliest to be the target's own draw y_t, which reads the same noise: that of the
+    position their parent fills next.
 
-    A candidate's value estimates the chance that it is the target's own draw y_t, which reads the same noise: a softmax of
-    beta * (log q_T + noise) over the node's candidates. Any value is lossless; a calibrated one builds better trees. At T = 0 there is no
-    noise, and the pool is Top-K's.
+    A token's value estimates that chance: a softmax over the draft's vocabulary of scale * log q_T + noise_scale * noise. Any value is
+    lossless; a calibrated one builds better trees. At T = 0 there is no noise, and the pool is Top-K's.
 
     position_B: output position of the root's children; target_token_V: target id of each draft id.
     """
 
     top_k: int
-    beta: float
+    scale: float
+    noise_scale: float
     temperature_B: Tensor
     position_B: Tensor
     target_token_V: Tensor
@@ -201,9 +202,10 @@ class CoupledPolicy:
         temperature_B11 = self.temperature_B.view(-1, 1, 1).to(greedy.value_BFK.dtype)
         noise_BV = self.draws.noise(self.position_B + frontier.level - 1, self.num_target_tokens)[:, self.target_token_V]
         # log q_T up to a constant of the node, which neither the ranking nor the softmax sees
-        utility_BFV = logits_BFV / torch.where(temperature_B11 > 0, temperature_B11, 1) + noise_BV.unsqueeze(1)
+        scale_B11 = self.scale / torch.where(temperature_B11 > 0, temperature_B11, 1)
+        utility_BFV = torch.addcmul(self.noise_scale * noise_BV.unsqueeze(1), logits_BFV, scale_B11)
         utility_BFK, token_BFK = ranked(utility_BFV, greedy.token_BFK.shape[-1])
-        value_BFK = (self.beta * utility_BFK).log_softmax(-1).clamp_(min=FLOOR)
+        value_BFK = (utility_BFK - utility_BFV.logsumexp(-1, keepdim=True)).clamp_(min=FLOOR)
         value_BFK = value_BFK.masked_fill(utility_BFK == -torch.inf, -torch.inf)
         return Slots(
             token_BFK=torch.where(temperature_B11 > 0, token_BFK, greedy.token_BFK),

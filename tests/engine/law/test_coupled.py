@@ -63,8 +63,10 @@ def policies(model: TableModel, temperature: float, draws: TableNoise, cycle_B: 
     coupled = {"temperature_B": temperature_B, "position_B": position_B, "target_token_V": model.target_token_V}
     adversary = {"model": model, "noise_BPV": draws.noise_BPV, "position_B": position_B}
     return {
-        "coupled": CoupledPolicy(top_k=3, beta=0.7, num_target_tokens=model.num_tokens, draws=draws, **coupled),
-        "coupled, one candidate": CoupledPolicy(top_k=1, beta=2.0, num_target_tokens=model.num_tokens, draws=draws, **coupled),
+        "coupled": CoupledPolicy(top_k=3, scale=1.1, noise_scale=0.9, num_target_tokens=model.num_tokens, draws=draws, **coupled),
+        "coupled, one candidate": CoupledPolicy(
+            top_k=1, scale=2.0, noise_scale=0.5, num_target_tokens=model.num_tokens, draws=draws, **coupled
+        ),
         "topk": TopKPolicy(top_k=2),
         "rheo": RheoPolicy(top_k=3, m=1, **rheo),
         "chain": RheoPolicy(top_k=1, m=0, **rheo),
@@ -124,7 +126,8 @@ def test_keyed_noise_gives_the_same_text():
         def policy(cycle_B: Tensor, position_B: Tensor, top_k: int = top_k) -> Policy:
             return CoupledPolicy(
                 top_k=top_k,
-                beta=0.7,
+                scale=1.1,
+                noise_scale=0.9,
                 temperature_B=torch.ones(2000),
                 position_B=position_B,
                 target_token_V=model.target_token_V,
@@ -191,7 +194,8 @@ def test_one_candidate_through_production():
     zeros_B = torch.zeros(num_rows, dtype=torch.long)
     policy = CoupledPolicy(
         top_k=1,
-        beta=1.0,
+        scale=1.0,
+        noise_scale=1.0,
         temperature_B=torch.ones(num_rows),
         position_B=zeros_B,
         target_token_V=torch.arange(6),

@@ -270,7 +270,8 @@ def test_greedy_text(arm, kind):
     for cycle in range(3):
         coupled = CoupledPolicy(
             top_k=3,
-            beta=0.7,
+            scale=1.1,
+            noise_scale=0.9,
             temperature_B=torch.zeros(60),
             position_B=model.length(text_B),
             target_token_V=model.target_token_V,
