@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from engine.drafts.loading import load_draft
 from engine.drafts.model import DraftModel
 from engine.errors import EngineError
+from engine.heap import keep_freed_memory
 from engine.models.loading import load_causal_lm, load_tokenizer
 from engine.models.presets import Preset
 from engine.models.source import ResolvedDraft, ResolvedTarget, resolve_draft, resolve_target, resolve_topology
@@ -44,6 +45,8 @@ class FoundPair:
 
     def load(self) -> Pair:
         """Raises UserError where a checkpoint is wrong, EngineError where there is no memory for it."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
         try:
             model = load_causal_lm(self.target.path, self.dtype, self.device)
             make_draft = None if self.draft is None else load_draft(self.draft, model, attention=self.attention)
