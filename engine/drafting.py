@@ -19,7 +19,7 @@ from engine.row_tensors import RowTensors
 
 #: of the coupled method's construction values (LAW.md section 7, Tree scores): what makes the target's own draws likeliest under them, by
 #: `python -m jobs.acceptance.coupled_scores` with the draft that ships
-COUPLED_SCALE, COUPLED_NOISE_SCALE = 1.1, 0.9
+COUPLED_SCALE, COUPLED_NOISE_SCALE = 1.15, 0.95
 
 
 class Drafter:
