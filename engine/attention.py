@@ -14,29 +14,30 @@ from engine.errors import UserError
 from engine.kv_cache import KVCache
 from engine.native.attention import NativePass, why_not_native
 from engine.new_tokens import NewTokens
+from engine.pages import find_addresses
 
 
 class SdpaPass:
     """torch's scaled_dot_product_attention, rows padded to the largest count; long prompts one by one.
 
-    Query heads that share a key head are folded into the query axis, so keys and values are read where they lie, without a copy.
+    Query heads that share a key head are folded into the query axis, which reads each key once. The rows' pages are gathered before: no
+    operation of torch reads keys page by page.
     """
 
     def __init__(self, cache: KVCache, new: NewTokens):
         self._cache = cache
         num_rows, num_queries, width = new.visible_BQW.shape
         device = new.prefix_B.device
-        self._slots = slice(new.first_slot, new.first_slot + num_rows)
         query_Q = torch.arange(num_queries, device=device)
         is_query_BQ = query_Q < new.count_B.unsqueeze(-1)
         self._packed_BQ = torch.where(is_query_BQ, new.start_B.unsqueeze(-1) + query_Q, 0)
         self._padded_index_N = is_query_BQ.flatten().nonzero().squeeze(1)
-        slot_BQ = (new.first_slot + torch.arange(num_rows, device=device)).unsqueeze(-1).expand(-1, num_queries)
+        row_BQ = torch.arange(num_rows, device=device).unsqueeze(-1).expand(-1, num_queries)
         place_BQ = new.prefix_B.unsqueeze(-1) + new.offset + query_Q
-        slots, places = [slot_BQ[is_query_BQ]], [place_BQ[is_query_BQ]]
+        numbers, places = [row_BQ[is_query_BQ]], [place_BQ[is_query_BQ]]
 
         self._num_padded = len(self._padded_index_N)
-        # keys up to the last one that a token sees: `width` is the widest row's, and may reach beyond the room of a row near its end
+        # keys up to the last one that a token sees: `width` is the widest row's, and may reach beyond the pages of a row near its end
         seen_BW = (new.visible_BQW & is_query_BQ.unsqueeze(-1)).any(1)
         reach_B = (seen_BW * torch.arange(1, width + 1, device=device)).amax(-1) if width else 0
         self._num_keys = int((new.prefix_B + reach_B).max())
@@ -53,26 +54,25 @@ class SdpaPass:
         start = self._num_padded
         for row, length in new.prompts:
             prefix = int(new.prefix_B[row])
-            slot = new.first_slot + row
-            slots.append(torch.full((length,), slot, device=device))
+            numbers.append(torch.full((length,), row, device=device))
             places.append(torch.arange(prefix, prefix + length, device=device))
-            self._prompts.append((slice(start, start + length), slot, prefix))
+            self._prompts.append((slice(start, start + length), row, prefix))
             start += length
-        self._slot_N, self._place_N = torch.cat(slots), torch.cat(places)
+        self._table_BP = new.table_BP
+        self._address_N = find_addresses(new.table_BP, torch.cat(numbers), torch.cat(places))
 
     def __call__(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
         """Store the new keys and values, and attend: [N, H, D]."""
-        self._cache.write(layer, self._slot_N, self._place_N, key_NKD, value_NKD)
+        self._cache.write(layer, self._address_N, key_NKD, value_NKD)
         out_NHD = torch.empty_like(query_NHD)
         if self._num_padded:
             out_NHD[: self._num_padded] = self._attend_padded(layer, query_NHD, scale)
-        for tokens, slot, prefix in self._prompts:
-            out_NHD[tokens] = self._attend_prompt(layer, query_NHD[tokens], slot, prefix, scale)
+        for tokens, row, prefix in self._prompts:
+            out_NHD[tokens] = self._attend_prompt(layer, query_NHD[tokens], row, prefix, scale)
         return out_NHD
 
     def _attend_padded(self, layer: int, query_NHD: Tensor, scale: float) -> Tensor:
-        key = self._cache.key[layer, self._slots, :, : self._num_keys]
-        value = self._cache.value[layer, self._slots, :, : self._num_keys]
+        key, value = self._cache.gather(layer, self._table_BP, self._num_keys)
         num_rows, num_kv_heads = key.shape[:2]
         num_queries, (num_heads, head_dim) = self._packed_BQ.shape[1], query_NHD.shape[1:]
         group = num_heads // num_kv_heads
@@ -85,10 +85,9 @@ class SdpaPass:
         out = out.view(num_rows, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
         return out.reshape(num_rows * num_queries, num_heads, head_dim)[self._padded_index_N]
 
-    def _attend_prompt(self, layer: int, query_NHD: Tensor, slot: int, prefix: int, scale: float) -> Tensor:
+    def _attend_prompt(self, layer: int, query_NHD: Tensor, row: int, prefix: int, scale: float) -> Tensor:
         length = query_NHD.shape[0]
-        key = self._cache.key[layer, slot, :, : prefix + length].unsqueeze(0)
-        value = self._cache.value[layer, slot, :, : prefix + length].unsqueeze(0)
+        key, value = self._cache.gather(layer, self._table_BP[row : row + 1], prefix + length)
         query = query_NHD.transpose(0, 1).unsqueeze(0)
         mask = None
         if prefix:

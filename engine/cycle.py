@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from engine.attention import BACKENDS, find_backend
 from engine.drafting import Drafter
 from engine.errors import RowError
-from engine.kv_cache import KVCache, round_up
+from engine.kv_cache import KVCache
 from engine.law.draws import KeyedDraws
 from engine.law.probabilities import softmax_at
 from engine.law.tree import Tree, root_only
@@ -21,6 +21,7 @@ from engine.law.verification import RULES, Rule, Verdict, match_target, verify, 
 from engine.native import sampling
 from engine.native.build import has_kernels
 from engine.packing import Padded, merge, pack, pad_runs
+from engine.pages import PagePool, count_pages, make_table
 from engine.params import COUPLED_DRAW_METHODS, Cycle, Speculation
 from engine.prefill import next_chunks
 from engine.row import Row
@@ -74,26 +75,33 @@ class Decoder:
     def _caches(self) -> list[KVCache]:
         return [self.cache, *(self.drafter.caches if self.drafter else ())]
 
-    def capacity(self, row: Row) -> int:
-        """Places that a row takes at most: its tokens, and what a cycle puts behind them."""
+    def count_pages(self, num_tokens: int) -> int:
+        """Pages of a row of `num_tokens`, with what a cycle puts behind them."""
         drafted = max(self._speculation.tree_size, self.drafter.room) if self.drafter else 1
-        return round_up(row.num_prompt_tokens + row.max_tokens + drafted)
+        return count_pages(num_tokens + drafted)
 
-    def reserve(self, num_slots: int, capacity: int, max_places: int | None = None) -> None:
+    def most_pages(self, row: Row) -> int:
+        """That a row can need."""
+        return self.count_pages(row.num_prompt_tokens + row.max_tokens)
+
+    def reserve(self, num_pages: int) -> None:
+        """Make the caches' pages. Raises RuntimeError where there is no memory for them."""
         for cache in self._caches:
-            cache.reserve(num_slots, capacity, max_places)
+            cache.reserve(num_pages)
 
-    def move_row(self, row: Row, slot: int) -> None:
-        """Bring a row to a free slot."""
-        self.cache.copy_slot(row.slot, slot, row.num_cached)
-        for cache in self.drafter.caches if self.drafter else ():
-            cache.copy_slot(row.slot, slot, row.num_draft_cached)
-        row.slot = slot
+    def extend(self, row: Row, pool: PagePool) -> None:
+        """Give a row the pages that its next cycle needs, cleared: what another row left there may not be finite."""
+        missing = self.count_pages(len(row.tokens)) - len(row.pages)
+        if missing > 0:
+            taken = pool.take(missing)
+            row.pages += taken
+            for cache in self._caches:
+                cache.clear(taken)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row]) -> None:
-        """Advance each row by one cycle, or by a chunk of its prompt; rows[i] holds slot rows[0].slot + i. Sets finish_reason where a row
-        ends."""
+        """Advance each row by one cycle, or by a chunk of its prompt; each has the pages for it (`extend`). Sets finish_reason where
+        a row ends."""
         device = self._target.device
         chunks = next_chunks(rows, self.max_prefill_tokens)
         timed = self._watch.start_pass(num_rows=len(rows), reads_prompt=any(chunks))
@@ -105,7 +113,7 @@ class Decoder:
             runs, long = pad_runs(chunks, device)
             nodes = self._as_padded(tree, rows)
             prefix_B = torch.tensor([row.num_cached for row in rows], device=device)
-            packed = pack(merge(nodes, runs), long, prefix_B, rows[0].slot)
+            packed = pack(merge(nodes, runs), long, prefix_B, make_table([row.pages for row in rows], device))
             timed.num_tokens = len(packed.token_N)
             attend = BACKENDS[self.attention](self.cache, packed.new)
             hidden_NH, feature_NF = self._target.forward(packed.token_N, packed.position_N, attend)
@@ -150,7 +158,7 @@ class Decoder:
         feature_NF: Tensor,
     ) -> None:
         """Append what each row keeps, compact the cache to the accepted path, and leave the new tokens' features to the draft."""
-        moves: list[tuple[int, int, int]] = []
+        moves: list[tuple[int, int]] = []
         features = _Features()
         for place, (row, chunk, outcome) in enumerate(zip(rows, chunks, outcomes, strict=True)):
             if not outcome.is_finite:
@@ -180,7 +188,8 @@ class Decoder:
                     row.seen_V[torch.tensor(cut.kept, device=row.seen_V.device)] = True
                 if was_prefilled:
                     path = enumerate(outcome.nodes[: outcome.num_accepted], start=1)
-                    moves += [(row.slot, row.num_cached + node, row.num_cached + step) for step, node in path if node != step]
+                    cached = row.num_cached
+                    moves += [(row.address(cached + node), row.address(cached + step)) for step, node in path if node != step]
                     row.num_cached += 1 + outcome.num_accepted
             features.add(row, new)
         if moves:
@@ -191,20 +200,18 @@ class Decoder:
     def _drop_cycle(self, row: Row, *, is_plain: bool) -> None:
         """After logits that are not finite. A drafted token may have caused it, so the row takes a plain step next; after one it fails."""
         if not is_plain:
-            self.cache.clear_slot(row.slot, row.num_cached)
+            self.cache.clear(row.pages, row.num_cached)
             row.takes_plain_step = True
             return
         dtype = str(self._target.dtype).removeprefix("torch.")
         row.finish_reason = "error"
         row.error = RowError("not_finite", f"after {row.num_output_tokens} tokens the target's logits are not finite in {dtype}")
-        for cache in self._caches:
-            cache.clear_slot(row.slot)
 
     def _clear_drafts(self, row: Row) -> None:
         """After a cycle that drafted nothing. What the draft's cache holds behind the row's text may not be finite then, and would end the
-        drafts of later cycles too, and of the next row in the slot."""
+        drafts of later cycles too."""
         for cache in self.drafter.caches if self.drafter else ():
-            cache.clear_slot(row.slot, row.num_draft_cached if row.finish_reason is None else 0)
+            cache.clear(row.pages, row.num_draft_cached)
 
 
 def _rule_of(speculation: Speculation) -> Rule:

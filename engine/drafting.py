@@ -62,7 +62,7 @@ class Drafter:
     def draft(self, rows: Sequence[Row], tensors: RowTensors, size_B: Tensor) -> Tree:
         """Trees of `size_B` nodes at most; rows that do not draft get a root alone, whatever their size.
 
-        The rows' slots are consecutive. The draft reads what it has not seen of each row's text.
+        The draft reads what it has not seen of each row's text.
         """
         start = self._model.begin(rows)
         drafts = [row.drafts for row in rows]

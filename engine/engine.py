@@ -17,6 +17,7 @@ from engine.drafts.model import DraftModel
 from engine.errors import EngineError, RowError, UserError
 from engine.models.folder import check_eos
 from engine.options import check_limits, check_reproducible, resolve_kv_cache_gib, resolve_max_batch, resolve_max_model_len
+from engine.pages import PAGE, PagePool
 from engine.pair import Pair, find_pair
 from engine.params import Request, Result, Speculation
 from engine.prompting import prepare_row
@@ -34,8 +35,8 @@ class Engine:
         target, draft: on one device; the target gives the features that the draft reads. `draft` None without speculation.
         tokenizer: None allows requests by token_ids only, whose results have no text.
         speculation: tree_size and depth None become 60 and 8. topology: for its method `static`.
-        max_batch: slots. kv_cache_gib: bound on both caches, apart from the moment in which they are resized; a row waits while it does
-            not fit.
+        max_batch: rows that run at once. kv_cache_gib: bound on both caches; a row waits while it does not fit. None: as much as
+            max_batch rows of the model's length can need.
         reproducible: run each row's cycle alone, so that its bits do not depend on its neighbours; fp32 only, slower.
         eos_token_ids: None becomes the target's; a model that names none, its tokenizer's.
         watch: is told where the time of each pass goes.
@@ -78,8 +79,11 @@ class Engine:
         self.draft_trained_length = draft.trained_length if drafter else None
         self.max_batch = max_batch
         self.max_model_len = resolve_max_model_len(max_model_len, target.length_limit)
-        #: places (slots * capacity) of both caches at most
-        self._max_places = None if kv_cache_gib is None else int(kv_cache_gib * 2**30 / self.decoder.bytes_per_token)
+        self._pool = PagePool(self._count_pages(kv_cache_gib))
+        try:
+            self.decoder.reserve(self._pool.num_pages)
+        except RuntimeError as error:  # on a CPU torch has no class of its own for it
+            raise EngineError(f"out of memory for the caches; lower engine.max_batch or engine.kv_cache_gib ({error})") from error
         self._reproducible = reproducible
         self._eos_ids = eos_ids
         self._seed = seed
@@ -87,6 +91,13 @@ class Engine:
         self.running: list[Row] = []
         self._refused: list[Result] = []
         self._num_submitted = 0
+
+    def _count_pages(self, kv_cache_gib: float | None) -> int:
+        """Of the caches: no more than can be needed."""
+        most = self.max_batch * self.decoder.count_pages(self.max_model_len)
+        if kv_cache_gib is None:
+            return most
+        return min(most, int(kv_cache_gib * 2**30 / self.decoder.bytes_per_token) // PAGE)
 
     def _nodes(self, topology: Topology | None) -> Sequence[tuple[int, ...]]:
         """The shape of static trees; none for the other methods."""
@@ -236,11 +247,9 @@ class Engine:
         Raises EngineError when the device runs out of memory.
         """
         results, self._refused = self._refused, []
-        try:
-            self._admit()
-        except torch.OutOfMemoryError as error:
-            hint = "lower engine.max_batch or engine.kv_cache_gib"
-            raise EngineError(f"out of memory for the caches of new rows; {hint} ({error})") from error
+        self._admit()
+        for row in self.running:
+            self.decoder.extend(row, self._pool)
         if not self.running:
             return results
         try:
@@ -254,6 +263,7 @@ class Engine:
         now = time.perf_counter()
         finished = [row for row in self.running if row.finish_reason is not None]
         self.running = [row for row in self.running if row.finish_reason is None]
+        self._release(finished)
         return results + [row.result(final_text(row, self.tokenizer), now - row.started) for row in finished]
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
@@ -299,6 +309,7 @@ class Engine:
                 yield from self.step()
         finally:
             self._queue.clear()
+            self._release(self.running)
             self.running.clear()
             self._refused.clear()
 
@@ -307,31 +318,24 @@ class Engine:
             raise RuntimeError("the engine has work already: run `step` until it has none, or read the other stream to its end")
 
     def _check_fits(self, row: Row) -> None:
-        needed = self.decoder.capacity(row)
-        if self._max_places is not None and needed > self._max_places:
-            needed, allowed = (_show_bytes(places * self.decoder.bytes_per_token) for places in (needed, self._max_places))
+        needed = self.decoder.most_pages(row)
+        if needed > self._pool.num_pages:
+            needed, allowed = (_show_bytes(pages * PAGE * self.decoder.bytes_per_token) for pages in (needed, self._pool.num_pages))
             raise RowError("out_of_memory", f"the row's cache needs {needed}; allowed: {allowed} (engine.kv_cache_gib)")
 
     def _admit(self) -> None:
-        """Fill free slots from the queue, and close the gaps: the running rows hold slots 0, 1, 2, ..."""
-        waiting: list[Row] = []
-        capacity = max((self.decoder.capacity(row) for row in self.running), default=0)
-        while self._queue and len(self.running) + len(waiting) < self.max_batch:
-            wider = max(capacity, self.decoder.capacity(self._queue[0]))
-            if self._max_places is not None and wider * (len(self.running) + len(waiting) + 1) > self._max_places:
+        """Rows from the queue, as long as all that run can have the pages that they may come to need."""
+        promised = sum(self.decoder.most_pages(row) for row in self.running)
+        while self._queue and len(self.running) < self.max_batch:
+            promised += self.decoder.most_pages(self._queue[0])
+            if promised > self._pool.num_pages:
                 break
-            capacity = wider
-            waiting.append(self._queue.popleft())
-        num_slots = len(self.running) + len(waiting)
-        taken = {row.slot for row in self.running}
-        free = [slot for slot in range(num_slots) if slot not in taken]
-        for row in self.running:
-            if row.slot >= num_slots:
-                self.decoder.move_row(row, free.pop())
-        for row, slot in zip(waiting, free, strict=True):
-            row.slot = slot
-        self.decoder.reserve(num_slots, capacity, self._max_places)
-        self.running = sorted(self.running + waiting, key=lambda row: row.slot)
+            self.running.append(self._queue.popleft())
+
+    def _release(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._pool.give_back(row.pages)
+            row.pages = []
 
 
 def _choose_eos(target: Target, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def resolve_max_model_len(max_model_len: int | None, limit: LengthLimit) -> int:
 
 
 def resolve_kv_cache_gib(kv_cache_gib: float | str, device: torch.device) -> float:
-    """Half of the memory that is free once the models are loaded: a cache that is resized stands there twice for a moment."""
+    """Half of the memory that is free once the models are loaded: what a pass computes takes memory too."""
     if kv_cache_gib != "auto":
         return kv_cache_gib
     if device.type == "cuda":

@@ -74,11 +74,11 @@ def merge(first: Padded, second: Padded) -> Padded:
     )
 
 
-def pack(padded: Padded, long: Sequence[tuple[int, Sequence[int]]], prefix_B: Tensor, first_slot: int) -> Packed:
+def pack(padded: Padded, long: Sequence[tuple[int, Sequence[int]]], prefix_B: Tensor, table_BP: Tensor) -> Packed:
     """The tokens that exist, row by row, then the long runs.
 
     Args:
-        prefix_B: committed tokens of each row. first_slot: the rows' slots are consecutive from it.
+        prefix_B: committed tokens of each row. table_BP: its pages.
     """
     device = prefix_B.device
     count_B = padded.exists_BQ.sum(-1)
@@ -100,7 +100,7 @@ def pack(padded: Padded, long: Sequence[tuple[int, Sequence[int]]], prefix_B: Te
         index_BQ=index_BQ,
         last_B=last_B,
         new=NewTokens(
-            first_slot=first_slot,
+            table_BP=table_BP,
             prefix_B=prefix_B,
             start_B=start_B,
             count_B=count_B,

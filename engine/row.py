@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from engine.errors import RowError
+from engine.pages import PAGE, split_address
 from engine.params import Cycle, Request, Result, SamplingParams
 
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """A request that holds, or waits for, a slot.
+    """A request that runs, or waits to.
 
     key: of its randomness. tokens: the prompt's and the output's ids. max_tokens: output tokens at most, the model's length included.
+    pages: of the caches, in the order of its tokens.
     num_cached: tokens whose keys and values the target's cache holds; the last token is never among them.
     num_draft_cached: places of the draft's cache that hold the row's text: tokens, or an EAGLE head's (token, feature) pairs.
     pending_TF: features whose pairs an EAGLE head does not hold yet.
@@ -32,7 +34,7 @@ class Row:
     max_tokens: int
     stop_ids: frozenset[int]
     started: float
-    slot: int = -1
+    pages: list[int] = field(default_factory=list)
     num_cached: int = 0
     num_draft_cached: int = 0
     pending_TF: Tensor | None = None
@@ -56,6 +58,11 @@ class Row:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    def address(self, place: int) -> int:
+        """Where a place lies in the caches."""
+        page, offset = split_address(place)
+        return self.pages[page] * PAGE + offset
 
     @property
     def output(self) -> list[int]:

@@ -41,7 +41,7 @@ CASES = {
     # a device without memory: told with what to lower, tried again, never a hang
     "A5": (
         "engine/test_memory.py::test_no_room_for_the_models",
-        "engine/test_memory.py::test_no_room_for_the_caches_of_new_rows",
+        "engine/test_memory.py::test_no_room_for_the_caches",
         "engine/test_engine_api.py::test_running_out_of_memory_is_the_engines_error",
         "workers/test_engine_thread.py::test_an_engine_failure_reaches_every_caller",
         "pipeline/test_run.py::test_an_engine_that_cannot_be_loaded_ends_the_job",

@@ -12,11 +12,11 @@ class BeamRegion:
     """Each node of a level sees the row's text, its ancestors and itself.
 
     Args:
-        first_slot: the rows' slots are consecutive from it. prefix_B: places that hold the rows' texts.
+        table_BP: the rows' pages. prefix_B: places that hold the rows' texts.
     """
 
-    def __init__(self, first_slot: int, prefix_B: Tensor):
-        self._first_slot, self._prefix_B = first_slot, prefix_B
+    def __init__(self, table_BP: Tensor, prefix_B: Tensor):
+        self._table_BP, self._prefix_B = table_BP, prefix_B
         self._visible_BFW = torch.zeros(len(prefix_B), 1, 0, dtype=torch.bool, device=prefix_B.device)
         self._level = 0
 
@@ -29,7 +29,7 @@ class BeamRegion:
         self_BFF = torch.eye(width, dtype=torch.bool, device=device).expand(num_rows, -1, -1)
         self._visible_BFW = torch.cat([ancestors_BFW, self_BFF], 2)
         new = NewTokens(
-            first_slot=self._first_slot,
+            table_BP=self._table_BP,
             prefix_B=self._prefix_B,
             start_B=torch.arange(num_rows, device=device) * width,
             count_B=torch.full((num_rows,), width, device=device),

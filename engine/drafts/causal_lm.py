@@ -12,6 +12,7 @@ from engine.drafts.beam import BeamRegion
 from engine.drafts.model import Start
 from engine.new_tokens import NewTokens
 from engine.packing import pack, pad_runs
+from engine.pages import make_table
 from engine.row import Row
 from engine.target import Target
 
@@ -39,13 +40,13 @@ class CausalLMDraft:
         runs = [row.tokens[row.num_draft_cached : len(row.tokens) if row.is_prefilled else row.num_cached] for row in rows]
         if not any(runs):
             return None
-        first_slot = rows[0].slot
+        table_BP = make_table([row.pages for row in rows], self._model.device)
         padded, long = pad_runs(runs, self._model.device)
-        packed = pack(padded, long, self._prefix_B(rows), first_slot)
+        packed = pack(padded, long, self._prefix_B(rows), table_BP)
         hidden_NH = self._forward(packed.token_N, packed.position_N, packed.new)
         for row, run in zip(rows, runs, strict=True):
             row.num_draft_cached += len(run)
-        region = BeamRegion(first_slot, self._prefix_B(rows))
+        region = BeamRegion(table_BP, self._prefix_B(rows))
 
         def expand(token_BF: Tensor, parent_BF: Tensor) -> Tensor:
             new, position_BF = region.add_level(parent_BF)

@@ -15,6 +15,7 @@ from engine.models.eagle3 import Eagle3Head
 from engine.new_tokens import NewTokens
 from engine.packed_linear import pack_linears
 from engine.packing import pack, pad_runs
+from engine.pages import make_table
 from engine.row import Row
 
 
@@ -42,14 +43,15 @@ class Eagle3Draft:
         """Takes up the rows' pending features. A row without any has no pair to draft from."""
         if all(row.pending_TF is None for row in rows):
             return None
-        first_slot, device = rows[0].slot, self._cache.key.device
+        device = self._cache.key.device
+        table_BP = make_table([row.pages for row in rows], device)
         pending = [row.pending_TF for row in rows]
         runs = [
             [] if features is None else row.tokens[row.num_draft_cached + 1 : row.num_draft_cached + 1 + len(features)]
             for row, features in zip(rows, pending, strict=True)
         ]
         padded, long = pad_runs(runs, device)
-        packed = pack(padded, long, self._prefix_B(rows), first_slot)
+        packed = pack(padded, long, self._prefix_B(rows), table_BP)
         long_rows = {row for row, _ in long}
         order = [row for row in range(len(rows)) if row not in long_rows] + [row for row, _ in long]
         feature_NH = self._head.fuse(torch.cat([pending[row] for row in order if pending[row] is not None]))
@@ -60,7 +62,7 @@ class Eagle3Draft:
         return Start(
             logits_BU=self._head.logits(g_BH).float(),
             target_token_U=self._head.d2t,
-            expand=_Expand(self._head, self._forward, BeamRegion(first_slot, self._prefix_B(rows)), g_BH),
+            expand=_Expand(self._head, self._forward, BeamRegion(table_BP, self._prefix_B(rows)), g_BH),
         )
 
     def _prefix_B(self, rows: Sequence[Row]) -> Tensor:

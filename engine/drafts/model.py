@@ -28,7 +28,7 @@ class Start:
 
 
 class DraftModel(Protocol):
-    """caches: keys and values by the engine's slots; of row b the first `num_draft_cached` places hold the text itself, and never a
+    """caches: keys and values in the engine's pages; of row b the first `num_draft_cached` places hold the text itself, and never a
     drafted token: what growth puts behind them is overwritten by the next cycle (FIELD-CASES B18).
     feature_layers: the target's layers whose inputs the draft reads, as `Row.pending_TF`.
     trained_length: tokens of the longest text that it was trained for, if it says so. Behind them it drafts badly, and rows stay right.
@@ -39,5 +39,5 @@ class DraftModel(Protocol):
     trained_length: int | None
 
     def begin(self, rows: Sequence[Row]) -> Start | None:
-        """Read what the rows' texts have that the draft has not seen; None where there was nothing. The rows' slots are consecutive."""
+        """Read what the rows' texts have that the draft has not seen; None where there was nothing."""
         ...

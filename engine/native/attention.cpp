@@ -10,14 +10,14 @@ using namespace rheo;
 
 namespace {
 
-constexpr int KEYS = 64;     // in a block
+constexpr int KEYS = 64;     // in a block, which is a page of the cache
 constexpr int TOGETHER = 4;  // queries whose sums are in registers at once
 constexpr int MOST = 48;     // queries of one task: their sums stay in the processor's first cache
 constexpr int64_t MANY = 1 << 14;  // pairs of query and key: with fewer, starting threads costs more than they bring
 
-// What engine.native.attention writes for each row. offset: of its visibility, [count, width]; negative: causal.
+// What engine.native.attention writes for each row. number: of its pages in the table, [rows, width of the table]. offset: of its visibility, [count, width]; negative: causal.
 struct Row {
-  int64_t slot, prefix, start, count, width, offset, place;
+  int64_t number, prefix, start, count, width, offset, place;
 };
 
 struct Query {
@@ -93,7 +93,8 @@ inline __mmask16 find_visible(const Query& query, int first, int prefix) {
 
 // Softmax over blocks as they come (Milakov and Gimelshein 2018): sums are relative to the largest score so far.
 template <int D>
-void attend(const Query* queries, int num_queries, const bf16* key, const bf16* value, int num_keys, int prefix, float scale) {
+void attend(const Query* queries, int num_queries, const bf16* key, const bf16* value, const int64_t* pages,
+            int64_t page_stride, int num_keys, int prefix, float scale) {
   alignas(64) static thread_local int32_t keys[KEYS * D / 2], values[KEYS * D / 2];
   alignas(64) static thread_local float sums[MOST][D];
   alignas(64) float score[TOGETHER][KEYS];
@@ -106,8 +107,9 @@ void attend(const Query* queries, int num_queries, const bf16* key, const bf16* 
   std::memset(sums, 0, sizeof(sums[0]) * num_queries);
   for (int start = 0; start < num_keys; start += KEYS) {
     const int n = std::min(KEYS, num_keys - start), num_blocks = (n + 15) / 16;
-    lay_out_keys<D>(key + (int64_t)start * D, n, keys);
-    lay_out_values<D>(value + (int64_t)start * D, n, values);
+    const int64_t page = pages[start / KEYS] * page_stride;
+    lay_out_keys<D>(key + page, n, keys);
+    lay_out_values<D>(value + page, n, values);
     for (int first = 0; first < num_queries; first += TOGETHER) {
       const int some = std::min(TOGETHER, num_queries - first);
       const int32_t* vectors[TOGETHER];
@@ -172,22 +174,26 @@ void attend(const Query* queries, int num_queries, const bf16* key, const bf16* 
 
 }  // namespace
 
-// Keys and values of the new tokens into the cache [slots, kv_heads, places, D]; x_NKD: tokens `stride` apart.
+// Keys and values of the new tokens into the cache [pages, kv_heads, KEYS, D]; x_NKD: tokens `stride` apart.
 extern "C" void rheo_store(const bf16* key_NKD, int64_t key_stride, const bf16* value_NKD, int64_t value_stride, bf16* key, bf16* value,
-                           int64_t slot_stride, int64_t head_stride, const Row* rows, int64_t num_rows, int kv_heads, int head_dim) {
+                           int64_t page_stride, int64_t head_stride, const int64_t* table, int64_t table_width, const Row* rows,
+                           int64_t num_rows, int kv_heads, int head_dim) {
   for (int64_t r = 0; r < num_rows; r++)
-    for (int64_t j = 0; j < rows[r].count; j++)
+    for (int64_t j = 0; j < rows[r].count; j++) {
+      const int64_t place = rows[r].place + j, from = rows[r].start + j;
+      const int64_t page = table[rows[r].number * table_width + place / KEYS];
       for (int head = 0; head < kv_heads; head++) {
-        const int64_t to = rows[r].slot * slot_stride + head * head_stride + (rows[r].place + j) * head_dim, from = rows[r].start + j;
+        const int64_t to = page * page_stride + head * head_stride + place % KEYS * head_dim;
         std::memcpy(key + to, key_NKD + from * key_stride + head * head_dim, head_dim * sizeof(bf16));
         std::memcpy(value + to, value_NKD + from * value_stride + head * head_dim, head_dim * sizeof(bf16));
       }
+    }
 }
 
 // out_NHD: contiguous. query_NHD: tokens `stride` apart. head_dim: 64 or 128.
-extern "C" void rheo_attend(const bf16* query_NHD, int64_t stride, bf16* out_NHD, const bf16* key, const bf16* value, int64_t slot_stride,
-                            int64_t head_stride, const Row* rows, int64_t num_rows, const uint8_t* visible, int heads, int kv_heads,
-                            int head_dim, float scale, int threads) {
+extern "C" void rheo_attend(const bf16* query_NHD, int64_t stride, bf16* out_NHD, const bf16* key, const bf16* value, int64_t page_stride,
+                            int64_t head_stride, const int64_t* table, int64_t table_width, const Row* rows, int64_t num_rows,
+                            const uint8_t* visible, int heads, int kv_heads, int head_dim, float scale, int threads) {
   struct Task {
     const Row* row;
     int head;  // of keys and values
@@ -205,8 +211,9 @@ extern "C" void rheo_attend(const bf16* query_NHD, int64_t stride, bf16* out_NHD
   for (size_t t = 0; t < tasks.size(); t++) {
     const Task task = tasks[t];
     const Row& row = *task.row;
-    const bf16* keys = key + row.slot * slot_stride + task.head * head_stride;
-    const bf16* values = value + row.slot * slot_stride + task.head * head_stride;
+    const int64_t* pages = table + row.number * table_width;
+    const bf16* keys = key + task.head * head_stride;
+    const bf16* values = value + task.head * head_stride;
     for (int first = 0; first < group; first += MOST) {  // a group beyond MOST heads in parts
       Query queries[MOST];
       int n = 0, num_keys = 0;
@@ -224,9 +231,9 @@ extern "C" void rheo_attend(const bf16* query_NHD, int64_t stride, bf16* out_NHD
           queries[n++] = query;
         }
       if (head_dim == 64)
-        attend<64>(queries, n, keys, values, num_keys, (int)row.prefix, scale);
+        attend<64>(queries, n, keys, values, pages, page_stride, num_keys, (int)row.prefix, scale);
       else
-        attend<128>(queries, n, keys, values, num_keys, (int)row.prefix, scale);
+        attend<128>(queries, n, keys, values, pages, page_stride, num_keys, (int)row.prefix, scale);
     }
   }
 }

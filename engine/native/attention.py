@@ -8,6 +8,7 @@ from torch import Tensor
 from engine.kv_cache import KVCache
 from engine.native.build import load_kernels, why_none
 from engine.new_tokens import NewTokens
+from engine.pages import PAGE
 
 HEAD_SIZES = (64, 128)
 
@@ -27,34 +28,35 @@ class NativePass:
     def __init__(self, cache: KVCache, new: NewTokens):
         self._cache = cache
         num_rows, num_queries, width = new.visible_BQW.shape
-        slot_B = torch.arange(new.first_slot, new.first_slot + num_rows)
-        offset_B = torch.arange(num_rows) * (num_queries * width)
-        columns = [slot_B, new.prefix_B, new.start_B, new.count_B, torch.full_like(slot_B, width), offset_B, new.prefix_B + new.offset]
+        row_B = torch.arange(num_rows)
+        offset_B = row_B * (num_queries * width)
+        columns = [row_B, new.prefix_B, new.start_B, new.count_B, torch.full_like(row_B, width), offset_B, new.prefix_B + new.offset]
         rows = torch.stack(columns, 1)
         if new.prompts:
             start = int(new.count_B.sum())
             prompts = []
             for row, length in new.prompts:
                 prefix = int(new.prefix_B[row])
-                prompts.append([new.first_slot + row, prefix, start, length, 0, -1, prefix])
+                prompts.append([row, prefix, start, length, 0, -1, prefix])
                 start += length
             rows = torch.cat([rows, torch.tensor(prompts)])
-        assert not len(rows) or int((rows[:, 6] + rows[:, 3]).max()) <= cache.key.shape[3], "the slots are too short for the new tokens"
-        self._rows, self._visible = rows.contiguous(), new.visible_BQW.contiguous()
+        assert not len(rows) or int((rows[:, 6] + rows[:, 3]).max()) <= new.table_BP.shape[1] * PAGE, "the rows have too few pages"
+        self._rows, self._visible, self._table = rows.contiguous(), new.visible_BQW.contiguous(), new.table_BP.contiguous()
 
     def __call__(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
         """Store the new keys and values, and attend: [N, H, D]."""
         assert all(x.stride()[1:] == (x.shape[2], 1) for x in (query_NHD, key_NKD, value_NKD)), "the heads of a token lie side by side"
-        kernels, rows = load_kernels(), self._rows
+        kernels, rows, table = load_kernels(), self._rows, self._table
         key, value = self._cache.key[layer], self._cache.value[layer]
         strides, (kv_heads, head_dim) = key.stride()[:2], key_NKD.shape[1:]
         kernels.rheo_store(
             key_NKD.data_ptr(), key_NKD.stride(0), value_NKD.data_ptr(), value_NKD.stride(0), key.data_ptr(), value.data_ptr(), *strides,
-            rows.data_ptr(), len(rows), kv_heads, head_dim,
+            table.data_ptr(), table.shape[1], rows.data_ptr(), len(rows), kv_heads, head_dim,
         )  # fmt: skip
         out_NHD = torch.empty(query_NHD.shape, dtype=query_NHD.dtype)
         kernels.rheo_attend(
             query_NHD.data_ptr(), query_NHD.stride(0), out_NHD.data_ptr(), key.data_ptr(), value.data_ptr(), *strides,
-            rows.data_ptr(), len(rows), self._visible.data_ptr(), query_NHD.shape[1], kv_heads, head_dim, scale, torch.get_num_threads(),
+            table.data_ptr(), table.shape[1], rows.data_ptr(), len(rows), self._visible.data_ptr(),
+            query_NHD.shape[1], kv_heads, head_dim, scale, torch.get_num_threads(),
         )  # fmt: skip
         return out_NHD

@@ -30,8 +30,8 @@ _ARGUMENTS = {
     "rheo_add_norm": "ppppllfi",
     "rheo_rotate": "plpppfllli",
     "rheo_silu_mul": "pplli",
-    "rheo_store": "plplppllplii",
-    "rheo_attend": "plpppllplpiiifi",
+    "rheo_store": "plplppllplplii",
+    "rheo_attend": "plpppllplplpiiifi",
 }
 _KINDS = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float}
 

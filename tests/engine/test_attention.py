@@ -14,9 +14,11 @@ from engine.kv_cache import KVCache
 from engine.native.attention import NativePass
 from engine.native.build import why_none
 from engine.new_tokens import NewTokens
+from engine.pages import PAGE
 from tests.kernels import needs_kernels
 
 LAYERS = 2
+PAGES = 3  # of a row
 GARBAGE = 1e4
 
 
@@ -29,10 +31,12 @@ class Backend:
     dtype: torch.dtype
     tolerance: float
 
-    def new_cache(self, num_slots: int, places: int, *, num_layers: int = 1, kv_heads: int = 1) -> KVCache:
+    def new_cache(self, num_pages: int, *, num_layers: int = 1, kv_heads: int = 1) -> KVCache:
+        """Zeros."""
         shape = {"num_layers": num_layers, "num_kv_heads": kv_heads, "head_dim": self.head_dim}
         cache = KVCache(**shape, dtype=self.dtype, device=torch.device("cpu"))
-        cache.reserve(num_slots, places)
+        cache.reserve(num_pages)
+        cache.clear(range(num_pages))
         return cache
 
     def check(self, found: Tensor, expected: Tensor) -> None:
@@ -53,7 +57,7 @@ def backend(request) -> Backend:
 
 @dataclass
 class Case:
-    """A pass over rows, and what each of its tokens may see: visible[n] lists (slot, place) pairs."""
+    """A pass over rows, and what each of its tokens may see: visible[n] lists (row, place) pairs."""
 
     cache: KVCache
     new: NewTokens
@@ -65,35 +69,40 @@ class Case:
 
 
 def random_case(backend: Backend, seed: int, *, kv_heads: int = 2, group: int = 2, prompts: bool = True, offset: int = 0) -> Case:
-    """Rows of random prefixes and random trees, some of them without tokens; long prompts beside them; all else in the cache is garbage."""
+    """Rows of random prefixes and random trees, some of them without tokens; long prompts beside them. Their pages lie
+    anywhere; all else in those is garbage, and all other pages are no numbers."""
     generator = torch.Generator().manual_seed(seed)
 
     def randint(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
 
-    num_rows, first_slot, width = randint(1, 6), randint(0, 3), randint(1, 9)
+    num_rows, width = randint(1, 6), randint(1, 9)
     prefixes = [randint(1, 40) for _ in range(num_rows)]
     counts = [randint(0, width + 1) for _ in range(num_rows)]
     lengths = {row: randint(1, 90) for row in range(num_rows) if prompts and randint(0, 3) == 0}
     for row in lengths:
         counts[row] = 0
         prefixes[row] *= randint(0, 2)
-    cache = backend.new_cache(first_slot + num_rows + 1, 140, num_layers=LAYERS, kv_heads=kv_heads)
+    num_pages = num_rows * PAGES + 2
+    cache = backend.new_cache(num_pages, num_layers=LAYERS, kv_heads=kv_heads)
+    table_BP = torch.randperm(num_pages, generator=generator)[: num_rows * PAGES].view(num_rows, PAGES)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, backend.head_dim, generator=generator).to(backend.dtype)
 
-    cache.key.fill_(GARBAGE)
-    cache.value.fill_(GARBAGE)
+    for stored in (cache.key, cache.value):
+        stored.fill_(torch.nan)
+        stored[:, table_BP.flatten()] = GARBAGE
 
     num_columns = offset + width
     visible_BQW = torch.zeros(num_rows, width, num_columns, dtype=torch.bool)
     place_N: list[tuple[int, int]] = []
     visible: list[list[tuple[int, int]]] = []
     for row, (prefix, count) in enumerate(zip(prefixes, counts, strict=True)):
-        slot = first_slot + row
-        for stored in (cache.key, cache.value):
-            stored[:, slot, :, : prefix + offset] = randn(LAYERS, kv_heads, prefix + offset)
+        for place in range(prefix + offset):
+            address = torch.tensor([int(table_BP[row, place // PAGE]) * PAGE + place % PAGE])
+            for layer in range(LAYERS):
+                cache.write(layer, address, randn(1, kv_heads), randn(1, kv_heads))
         for token in range(width):  # padded queries too have some mask
             parent = randint(0, token) if token else None
             if parent is not None:
@@ -102,21 +111,21 @@ def random_case(backend: Backend, seed: int, *, kv_heads: int = 2, group: int = 
                 visible_BQW[row, token, randint(0, offset)] = True
             visible_BQW[row, token, offset + token] = True
         for token in range(count):
-            place_N.append((slot, prefix + offset + token))
+            place_N.append((row, prefix + offset + token))
             columns = visible_BQW[row, token].nonzero().flatten().tolist()
-            visible.append([(slot, place) for place in [*range(prefix), *(prefix + column for column in columns)]])
+            visible.append([(row, place) for place in [*range(prefix), *(prefix + column for column in columns)]])
     for row, length in lengths.items():
-        slot, prefix = first_slot + row, prefixes[row]
+        prefix = prefixes[row]
         for token in range(length):
-            place_N.append((slot, prefix + token))
-            visible.append([(slot, place) for place in range(prefix + token + 1)])
+            place_N.append((row, prefix + token))
+            visible.append([(row, place) for place in range(prefix + token + 1)])
 
     count_B = torch.tensor(counts)
     num_tokens = len(place_N)
     return Case(
         cache=cache,
         new=NewTokens(
-            first_slot=first_slot,
+            table_BP=table_BP,
             prefix_B=torch.tensor(prefixes),
             start_B=count_B.cumsum(0) - count_B,
             count_B=count_B,
@@ -134,18 +143,19 @@ def random_case(backend: Backend, seed: int, *, kv_heads: int = 2, group: int = 
 
 def reference(case: Case, layer: int, scale: float) -> Tensor:
     """Softmax attention of one token and head at a time, over the listed places only."""
-    key, value = case.cache.key[layer].float(), case.cache.value[layer].float()
-    key, value = key.clone(), value.clone()
-    for n, (slot, place) in enumerate(case.place_N):
-        key[slot, :, place], value[slot, :, place] = case.key[n], case.value[n]
+    tables = case.new.table_BP.tolist()
+    stored = (case.cache.key[layer].float(), case.cache.value[layer].float())
+    key, value = (torch.stack([torch.cat([pages[page] for page in table], 1) for table in tables]) for pages in stored)
+    for n, (row, place) in enumerate(case.place_N):
+        key[row, :, place], value[row, :, place] = case.key[n], case.value[n]
     out = torch.empty(case.query.shape)
     group = case.query.shape[1] // key.shape[1]
     for n, places in enumerate(case.visible):
-        slots, columns = (torch.tensor(column) for column in zip(*places, strict=True))
+        rows, columns = (torch.tensor(column) for column in zip(*places, strict=True))
         for head in range(case.query.shape[1]):
-            seen = key[slots, head // group, columns]
+            seen = key[rows, head // group, columns]
             weight = (seen @ case.query[n, head].float() * scale).softmax(0)
-            out[n, head] = weight @ value[slots, head // group, columns]
+            out[n, head] = weight @ value[rows, head // group, columns]
     return out
 
 
@@ -183,10 +193,10 @@ def test_queries_keys_and_values_can_be_parts_of_one_tensor(backend):
 
 def test_zeroed_places_take_no_share(backend):
     """Rejected keys are masked, not zeroed: three zero keys beside one of score 0 would leave a quarter of its value."""
-    cache = backend.new_cache(2, 64)
+    cache = backend.new_cache(2)
     one = torch.ones(1, 1, backend.head_dim, dtype=backend.dtype)
     new = NewTokens(
-        first_slot=0,
+        table_BP=torch.tensor([[0], [1]]),
         prefix_B=torch.tensor([0, 4]),  # the other row makes four more keys part of the pass
         start_B=torch.tensor([0, 1]),
         count_B=torch.tensor([1, 0]),
@@ -196,12 +206,12 @@ def test_zeroed_places_take_no_share(backend):
     assert torch.equal(backend.kind(cache, new)(0, one, 0 * one, one, 1.0), one)
 
 
-def test_places_beyond_the_slot_are_not_asked_for(backend):
-    """A row at the end of its slot beside one with more new tokens: the padding must not reach behind the slot's end."""
-    cache = backend.new_cache(2, 64)
+def test_places_beyond_the_pages_are_not_asked_for(backend):
+    """A row at the end of its page beside one with more new tokens: the padding must not reach behind the page's end."""
+    cache = backend.new_cache(2)
     width = 10
     new = NewTokens(
-        first_slot=0,
+        table_BP=torch.tensor([[1], [0]]),
         prefix_B=torch.tensor([63, 0]),
         start_B=torch.tensor([0, 1]),
         count_B=torch.tensor([1, width]),
@@ -217,12 +227,12 @@ def test_places_beyond_the_slot_are_not_asked_for(backend):
 @pytest.mark.parametrize("broken", (torch.nan, torch.inf))
 @pytest.mark.parametrize("part", ("query", "key"))
 def test_what_is_no_number_stays_so(backend, part, broken):
-    """A token that sees it must fail, and one that does not must not. (Values are not hidden so well: see KVCache.clear_slot.)"""
-    cache, length = backend.new_cache(2, 200), 70
+    """A token that sees it must fail, and one that does not must not. (Values are not hidden so well: see KVCache.clear.)"""
+    cache, length = backend.new_cache(4), 70
     tokens = torch.randn(3, 2 * length, 1, backend.head_dim, generator=torch.Generator().manual_seed(0)).to(backend.dtype)
     tokens[("query", "key", "value").index(part), 66, 0, :2] = broken
     new = NewTokens(
-        first_slot=0,
+        table_BP=torch.tensor([[2, 1], [3, 0]]),
         prefix_B=torch.zeros(2, dtype=torch.long),
         start_B=torch.zeros(2, dtype=torch.long),
         count_B=torch.zeros(2, dtype=torch.long),
@@ -238,13 +248,13 @@ def test_what_is_no_number_stays_so(backend, part, broken):
 
 def test_a_context_of_many_blocks(backend):
     """More keys than are looked at together, with scores that rise and fall."""
-    cache, length = backend.new_cache(1, 1000), 700
+    cache, length = backend.new_cache(11), 700
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(length, 1, backend.head_dim, generator=generator).to(backend.dtype)
     keys = (tokens * torch.linspace(0.2, 1.5, length).roll(300).view(-1, 1, 1)).to(backend.dtype)
     none = torch.zeros(1, 0, 0, dtype=torch.bool)
     new = NewTokens(
-        first_slot=0,
+        table_BP=torch.arange(11).flip(0).unsqueeze(0),
         prefix_B=torch.tensor([0]),
         start_B=torch.tensor([0]),
         count_B=torch.tensor([0]),
@@ -259,9 +269,9 @@ def test_a_context_of_many_blocks(backend):
 
 
 def test_the_backend_is_found_by_what_the_cache_holds(monkeypatch):
-    small = Backend(SdpaPass, 8, torch.bfloat16, 0).new_cache(1, 64)
-    exact = Backend(SdpaPass, 64, torch.float32, 0).new_cache(1, 64)
-    fitting = Backend(NativePass, 64, torch.bfloat16, 0).new_cache(1, 64)
+    small = Backend(SdpaPass, 8, torch.bfloat16, 0).new_cache(1)
+    exact = Backend(SdpaPass, 64, torch.float32, 0).new_cache(1)
+    fitting = Backend(NativePass, 64, torch.bfloat16, 0).new_cache(1)
     assert find_backend("sdpa", fitting) == find_backend("auto", small) == find_backend("auto", exact) == "sdpa"
     assert find_backend("auto", fitting) == ("sdpa" if why_none() else "native")
     for cache, words in ((small, "heads of 64 or 128 channels, and the model's have 8"), (exact, "the model is in float32 on cpu")):

@@ -36,12 +36,14 @@ def run(model: PreTrainedModel, monkeypatch, *, fused: bool) -> list[Tensor]:
             patch.setattr(target_module, "can_fuse", lambda model: False)
         target = Target(model, LAYERS)
     cache = target.new_cache()
-    cache.reserve(len(RUNS), 100)
+    table_BP = torch.arange(2 * len(RUNS)).flip(0).view(-1, 2)
+    cache.reserve(table_BP.numel())
+    cache.clear(range(table_BP.numel()))
     backend = BACKENDS[find_backend("auto" if fused else "sdpa", cache)]
     prefix_B, outs = torch.zeros(len(RUNS), dtype=torch.long), []
     with torch.inference_mode():
         for runs in (RUNS, [[8]] * len(RUNS)):
-            packed = pack(*pad_runs(runs, target.device), prefix_B, 0)
+            packed = pack(*pad_runs(runs, target.device), prefix_B, table_BP)
             hidden_NH, feature_NF = target.forward(packed.token_N, packed.position_N, backend(cache, packed.new))
             outs += [hidden_NH.float(), feature_NF.float(), target.logits(hidden_NH)]
             prefix_B = prefix_B + torch.tensor([len(tokens) for tokens in runs])

@@ -11,6 +11,7 @@ from engine import Engine, EngineError, Request, SamplingParams, Speculation
 from engine import options as options_module
 from engine import pair as pair_module
 from engine.kv_cache import KVCache
+from engine.pages import PAGE
 from tests.engine.tiny_engines import run
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -44,12 +45,12 @@ def test_the_drafts_cache_counts(tiny):
 
 def test_the_limit_is_what_is_available(tiny, monkeypatch):
     """Of memory that the file cache holds too: it is given back when it is needed."""
-    monkeypatch.setattr(options_module, "available_bytes", lambda: 200 * 2**20)
+    monkeypatch.setattr(options_module, "available_bytes", lambda: 2 * 2**20)
     engine = Engine.load(tiny.target_folder, dtype="float32", speculation=Speculation(method="off"))
-    assert engine._max_places == 100 * 2**20 // engine.decoder.bytes_per_token
+    assert engine.decoder.cache.key.shape[1] == 2**20 // engine.decoder.bytes_per_token // PAGE
 
 
-@pytest.mark.parametrize("gib, said", [(64 / 1024**2, r"needs 0\.\d\d MiB; allowed: 0\.06 MiB")])
+@pytest.mark.parametrize("gib, said", [(64 / 1024**2, r"needs 0\.\d\d MiB; allowed: 0\.05 MiB")])
 def test_small_caches_are_told_in_mib(tiny, gib, said):
     (result,) = tiny.engine("off", kv_cache_gib=gib).generate([Request(token_ids=[5] * 100, params=PARAMS)])
     assert result.error.type == "out_of_memory" and re.search(said, result.error.message)
@@ -59,13 +60,11 @@ def _no_room(*_, **__):
     raise torch.OutOfMemoryError("no room")
 
 
-def test_no_room_for_the_caches_of_new_rows(tiny, monkeypatch):
+def test_no_room_for_the_caches(tiny, monkeypatch):
     """The engine's error, with what to lower, as within a cycle."""
-    engine = tiny.engine("rheo")
-    engine.submit(Request(id="a", token_ids=[5, 6, 7], params=PARAMS))
     monkeypatch.setattr(KVCache, "reserve", _no_room)
-    with pytest.raises(EngineError, match=r"out of memory.*lower engine\.max_batch"):
-        engine.step()
+    with pytest.raises(EngineError, match=r"out of memory for the caches; lower engine\.max_batch"):
+        tiny.engine("rheo")
 
 
 def test_no_room_for_the_models(tiny, monkeypatch):

@@ -76,14 +76,14 @@ def test_what_is_not_finite_behind_a_text_costs_one_cycle(tiny):
         assert engine.step() == []
     (cache,), (_, short) = engine.decoder.drafter.caches, engine.running
     num_cycles = len(short.cycles)
-    cache.value[:, short.slot, :, short.num_draft_cached + 10 :] = torch.nan  # the long row's keys reach there
+    cache.value[:, short.pages[0], :, short.num_draft_cached + 10 :] = torch.nan  # the long row's keys reach there
     while engine.has_work:
         engine.step()
     assert len(short.cycles) > num_cycles + 1
     assert [cycle.drafted > 0 for cycle in short.cycles] == [place != num_cycles for place in range(len(short.cycles))]
 
 
-def test_a_row_that_ends_without_drafts_leaves_a_clean_slot(tiny):
+def test_a_row_that_ends_without_drafts_leaves_nothing_to_the_next(tiny):
     engine = tiny.engine("rheo")
     engine.submit(request("a", 12))
     for _ in range(2):
@@ -93,7 +93,9 @@ def test_a_row_that_ends_without_drafts_leaves_a_clean_slot(tiny):
     while engine.has_work:
         engine.step()
     assert [cycle.drafted > 0 for cycle in row.cycles] == [True] + [False] * (len(row.cycles) - 1) and len(row.cycles) > 2
-    assert bool(cache.value[:, row.slot].isfinite().all())
+    engine.submit(request("b", 12))
+    assert engine.step() == [] and engine.running[0].pages == [0]
+    assert bool(cache.value[:, 0].isfinite().all())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])

@@ -16,6 +16,8 @@ from engine.drafts.eagle3 import Eagle3Draft
 from engine.models.checkpoint import load_eagle3
 from engine.models.eagle3 import Eagle3Head
 from engine.models.loading import load_causal_lm, load_tokenizer
+from engine.pages import split_address
+from engine.row import Row
 from engine.target import Target
 from tests.tiny_models import tiny_eagle3, tiny_llama
 
@@ -148,6 +150,14 @@ def _byte_level_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>")
+
+
+def read_cache(engine: Engine, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's keys and values of a row's text, each [layers, kv_heads, T, D]."""
+    address_T = torch.tensor([row.address(place) for place in range(row.num_cached)])
+    page_T, offset_T = split_address(address_T)
+    key, value = (stored[:, page_T, :, offset_T].permute(1, 2, 0, 3) for stored in (engine.decoder.cache.key, engine.decoder.cache.value))
+    return key, value
 
 
 def run(engine: Engine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams] | None = None, **fields: Any):
