@@ -15,7 +15,8 @@ constexpr int TOGETHER = 4;  // queries whose sums are in registers at once
 constexpr int MOST = 48;     // queries of one task: their sums stay in the processor's first cache
 constexpr int64_t MANY = 1 << 14;  // pairs of query and key: with fewer, starting threads costs more than they bring
 
-// What engine.native.attention writes for each row. number: of its pages in the table, [rows, width of the table]. offset: of its visibility, [count, width]; negative: causal.
+// What engine.native.attention writes for each row. number: of its line in the table of pages. offset: of its visibility, [count, width];
+// negative: causal.
 struct Row {
   int64_t number, prefix, start, count, width, offset, place;
 };

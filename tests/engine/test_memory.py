@@ -62,7 +62,8 @@ def _no_room(*_, **__):
 
 def test_no_room_for_the_caches(tiny, monkeypatch):
     """The engine's error, with what to lower, as within a cycle."""
-    monkeypatch.setattr(KVCache, "reserve", _no_room)
+    reserve = KVCache.reserve
+    monkeypatch.setattr(KVCache, "reserve", lambda cache, _: reserve(cache, 2**40))
     with pytest.raises(EngineError, match=r"out of memory for the caches; lower engine\.max_batch"):
         tiny.engine("rheo")
 

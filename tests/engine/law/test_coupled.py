@@ -13,6 +13,7 @@ from enumeration import Arm, TableModel, constant_model, random_model, run_cycle
 from scipy.integrate import quad
 from torch import Tensor
 
+from engine.drafting import COUPLED_NOISE_SCALE, COUPLED_SCALE
 from engine.law.candidates import CoupledPolicy, Frontier, Policy, RheoPolicy, Slots, TopKPolicy
 from engine.law.draws import Draws, KeyedDraws
 from engine.law.keys import gumbel, row_key, uniform
@@ -63,7 +64,9 @@ def policies(model: TableModel, temperature: float, draws: TableNoise, cycle_B: 
     coupled = {"temperature_B": temperature_B, "position_B": position_B, "target_token_V": model.target_token_V}
     adversary = {"model": model, "noise_BPV": draws.noise_BPV, "position_B": position_B}
     return {
-        "coupled": CoupledPolicy(top_k=3, scale=1.1, noise_scale=0.9, num_target_tokens=model.num_tokens, draws=draws, **coupled),
+        "coupled": CoupledPolicy(
+            top_k=3, scale=COUPLED_SCALE, noise_scale=COUPLED_NOISE_SCALE, num_target_tokens=model.num_tokens, draws=draws, **coupled
+        ),
         "coupled, one candidate": CoupledPolicy(
             top_k=1, scale=2.0, noise_scale=0.5, num_target_tokens=model.num_tokens, draws=draws, **coupled
         ),
@@ -126,8 +129,8 @@ def test_keyed_noise_gives_the_same_text():
         def policy(cycle_B: Tensor, position_B: Tensor, top_k: int = top_k) -> Policy:
             return CoupledPolicy(
                 top_k=top_k,
-                scale=1.1,
-                noise_scale=0.9,
+                scale=COUPLED_SCALE,
+                noise_scale=COUPLED_NOISE_SCALE,
                 temperature_B=torch.ones(2000),
                 position_B=position_B,
                 target_token_V=model.target_token_V,

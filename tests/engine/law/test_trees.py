@@ -10,6 +10,7 @@ import torch
 from enumeration import Arm, TableModel, build_trees, constant_model, random_model, run_cycle
 from torch import Tensor
 
+from engine.drafting import COUPLED_NOISE_SCALE, COUPLED_SCALE
 from engine.law.candidates import CoupledPolicy, ranked
 from engine.law.draws import KeyedDraws, Purpose
 from engine.law.growth import Pool
@@ -270,8 +271,8 @@ def test_greedy_text(arm, kind):
     for cycle in range(3):
         coupled = CoupledPolicy(
             top_k=3,
-            scale=1.1,
-            noise_scale=0.9,
+            scale=COUPLED_SCALE,
+            noise_scale=COUPLED_NOISE_SCALE,
             temperature_B=torch.zeros(60),
             position_B=model.length(text_B),
             target_token_V=model.target_token_V,
