@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from engine.attention import BACKENDS, find_backend
+from engine.budget.auto import AutoBudget
+from engine.budget.plan import PLAIN, Budget, FixedBudget, Plan, largest_setting
 from engine.drafting import Drafter
 from engine.errors import RowError
 from engine.kv_cache import KVCache, round_up
@@ -26,7 +28,7 @@ from engine.prefill import next_chunks
 from engine.row import Row
 from engine.row_tensors import RowTensors
 from engine.stopping import cut_tokens
-from engine.stopwatch import NoWatch, Watch
+from engine.stopwatch import BothWatches, NoWatch, Watch
 from engine.target import Target
 from engine.visited_laws import VisitedLaws
 
@@ -62,6 +64,10 @@ class Decoder:
         self.softmax = sampling.softmax_at if has_fast_laws else softmax_at
         self.max_prefill_tokens = max_prefill_tokens
         self._watch = watch or NoWatch()
+        self.budget: Budget = FixedBudget(largest_setting(speculation) if drafter else PLAIN)
+        if drafter and speculation.budget == "auto":
+            self.budget = AutoBudget(speculation, drafter.level_nodes, target.device)
+            self._watch = BothWatches(self._watch, self.budget)
         self.cache = target.new_cache()
         self.attention = find_backend(attention, self.cache)
 
@@ -98,8 +104,9 @@ class Decoder:
         chunks = next_chunks(rows, self.max_prefill_tokens)
         timed = self._watch.start_pass(num_rows=len(rows), reads_prompt=any(chunks))
         tensors = RowTensors(rows, self._target.vocab_size, device, self.make_draws, self.softmax)
+        plan = self.budget.plan(rows)
         with timed.phase("draft"):
-            tree = self._draft(rows, tensors)
+            tree = self._draft(rows, tensors, plan)
 
         with timed.phase("verify"):
             runs, long = pad_runs(chunks, device)
@@ -122,13 +129,14 @@ class Decoder:
 
         with timed.phase("commit"):
             outcomes = _gather_outcomes(tree, verdict, laws.is_finite_B, index_BR, packed.last_B)
-            self._commit(rows, chunks, outcomes, logprobs, feature_NF)
+            self._commit(rows, plan, chunks, outcomes, logprobs, feature_NF)
+        if isinstance(self.budget, AutoBudget):
+            self.budget.learn(plan, tree, verdict, draws)
 
-    def _draft(self, rows: Sequence[Row], tensors: RowTensors) -> Tree:
+    def _draft(self, rows: Sequence[Row], tensors: RowTensors, plan: Plan) -> Tree:
         if self.drafter is None:
             return root_only(len(rows), self._target.device)
-        size_B = torch.full((len(rows),), self._speculation.tree_size, device=self._target.device)
-        return self.drafter.draft(rows, tensors, size_B)
+        return self.drafter.draft(rows, tensors, plan)
 
     def _as_padded(self, tree: Tree, rows: Sequence[Row]) -> Padded:
         token_BR = tree.token_BR.clone()
@@ -144,6 +152,7 @@ class Decoder:
     def _commit(
         self,
         rows: Sequence[Row],
+        plan: Plan,
         chunks: Sequence[Sequence[int]],
         outcomes: Sequence[_Outcome],
         logprobs: list[list[float]] | None,
@@ -171,9 +180,9 @@ class Decoder:
                 if was_prefilled:
                     row.cycles.append(outcome.cycle(cut.accepted, len(cut.kept), len(rows)))
                     row.num_cycles += 1
-                    row.takes_plain_step = False
-                    if outcome.size == 1:
+                    if outcome.size == 1 and (plan.sizes[place] > 1 or row.takes_plain_step):
                         self._clear_drafts(row)
+                    row.takes_plain_step = False
                 if row.finish_reason is not None:
                     continue
                 if row.seen_V is not None:
@@ -201,8 +210,8 @@ class Decoder:
             cache.clear_slot(row.slot)
 
     def _clear_drafts(self, row: Row) -> None:
-        """After a cycle that drafted nothing. What the draft's cache holds behind the row's text may not be finite then, and would end the
-        drafts of later cycles too, and of the next row in the slot."""
+        """After a cycle whose draft came to nothing. What the draft's cache holds behind the row's text may not be finite then, and would
+        end the drafts of later cycles too, and of the next row in the slot."""
         for cache in self.drafter.caches if self.drafter else ():
             cache.clear_slot(row.slot, row.num_draft_cached if row.finish_reason is None else 0)
 
@@ -277,4 +286,4 @@ class _Features:
         if self._rows:
             kept = feature_NF[torch.tensor(self._index, device=feature_NF.device)].split(self._counts)
             for row, feature_TF in zip(self._rows, kept, strict=True):
-                row.pending_TF = feature_TF
+                row.pending_TF = feature_TF if row.pending_TF is None else torch.cat([row.pending_TF, feature_TF])

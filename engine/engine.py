@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ from engine.stopping import final_text
 from engine.stopwatch import Watch
 from engine.target import Target
 from engine.topology import Topology
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -65,6 +68,9 @@ class Engine:
             raise UserError(f"speculation.method='{self.speculation.method}' needs a draft; allowed without one: off")
         if reproducible:
             check_reproducible(target.dtype)
+            if self.speculation.budget == "auto":
+                logger.warning("speculation.budget is fixed: with engine.reproducible=true no clock may change a text")
+                self.speculation = dataclasses.replace(self.speculation, budget="fixed")
         eos_ids = _choose_eos(target, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
         check_eos(list(eos_ids), target.vocab_size, "the model")
         drafts = self.speculation.method != "off" and self.speculation.tree_size > 1

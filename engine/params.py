@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from engine.errors import RowError, UserError, unknown_name
 
 METHODS = ("rheo", "coupled", "topk", "static", "chain", "off")
+BUDGETS = ("fixed", "auto")
 ORDERS = ("stochastic_first", "deterministic_first")
 
 #: of messages; which follow which, a chat template decides
@@ -151,6 +152,8 @@ class Speculation:
     tree_size counts the root (60 = root + 59 drafted tokens), depth counts draft levels; None: the preset's, else 60 and 8.
     top_k: candidate slots of a node, and the width of the beam. m: lead tokens of a node (`rheo`).
     draft_top: the draft's law keeps this many tokens (`rheo`, `static`, `chain`); 0 keeps all.
+    budget: "fixed" drafts trees of tree_size and depth in every cycle; with "auto" these are limits, and the engine chooses below them,
+        down to no tree, for the most tokens per second.
     topology: of `static` trees: "auto" (the preset's), or a file; its first tree_size - 1 nodes within depth are used.
     """
 
@@ -204,8 +207,8 @@ class Speculation:
             refuse("verification.order", self.verification.order, ", ".join(ORDERS))
         if self.verification.order == "deterministic_first" and self.method != "rheo":
             refuse("verification.order", self.verification.order, f"stochastic_first with method={self.method}")
-        if self.budget != "fixed":
-            refuse("budget", self.budget, "fixed (auto is not built yet)")
+        if self.budget not in BUDGETS:
+            refuse("budget", self.budget, ", ".join(BUDGETS))
 
 
 @dataclass(frozen=True, kw_only=True)

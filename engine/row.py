@@ -54,6 +54,11 @@ class Row:
         return self.is_prefilled and not self.takes_plain_step
 
     @property
+    def num_pending(self) -> int:
+        """Features that the draft has not read."""
+        return 0 if self.pending_TF is None else len(self.pending_TF)
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,16 @@ _FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "eta": 0.0}
 
 #: parameters are any numbers; beyond these limits fp32 would make 0, inf, and then NaN of them, and of a product of two (18 + 18 < 38)
 _SMALLEST, _LARGEST, _LARGEST_INT = 1e-18, 1e18, 2**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTensors:
+    """What a draft reads of some rows of a batch; names as in `RowTensors`."""
+
+    cycle_B: Tensor
+    position_B: Tensor
+    temperature_B: Tensor
+    draws: KeyedDraws
 
 
 class RowTensors:
@@ -38,12 +49,22 @@ class RowTensors:
         self.cycle_B = self._column([row.num_cycles for row in rows])
         self.position_B = self._column([row.num_output_tokens for row in rows])
         self.temperature_B = self._floats(row.params.temperature for row in rows)
+        self._make_draws = make_draws
         self.draws = make_draws(self._column([row.key for row in rows]))
         used = {name: self._used(name, off) for name, off in _FILTERS.items()}
         self._filters = Filters(temperature_B=self.temperature_B, **{f"{name}_B": values for name, values in used.items()})
         self._repetition_penalty_B = self._used("repetition_penalty", 1.0)
         self._min_tokens_B = self._column([min(row.params.min_tokens, _LARGEST_INT) for row in rows])
         self._seen_BV, self._bias_BV, self._stop_BV = self._seen(vocab_size), self._bias(vocab_size), self._stop(vocab_size)
+
+    def narrow(self, first: int, end: int) -> DraftTensors:
+        """Of the rows from `first` up to `end`."""
+        return DraftTensors(
+            cycle_B=self.cycle_B[first:end],
+            position_B=self.position_B[first:end],
+            temperature_B=self.temperature_B[first:end],
+            draws=self._make_draws(self._column([row.key for row in self._rows[first:end]])),
+        )
 
     def _column(self, values: list, dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)

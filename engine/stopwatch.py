@@ -89,6 +89,36 @@ class StoppedPass:
         return event
 
 
+class BothWatches:
+    """Two watches of the same passes."""
+
+    def __init__(self, first: Watch, second: Watch):
+        self._watches = first, second
+
+    def start_pass(self, *, num_rows: int, reads_prompt: bool) -> _TimedTwice:
+        return _TimedTwice([watch.start_pass(num_rows=num_rows, reads_prompt=reads_prompt) for watch in self._watches])
+
+
+class _TimedTwice:
+    def __init__(self, passes: list[TimedPass]):
+        self._passes = passes
+
+    @property
+    def num_tokens(self) -> int:
+        return self._passes[-1].num_tokens
+
+    @num_tokens.setter
+    def num_tokens(self, number: int) -> None:
+        for timed in self._passes:
+            timed.num_tokens = number
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        first, second = self._passes
+        with first.phase(name), second.phase(name):
+            yield
+
+
 class _Untimed:
     num_tokens = 0
 

@@ -1,4 +1,4 @@
-"""Growth: candidates level by level, a beam of K nodes from one level to the next (LAW.md 1.3, as EAGLE-2/3 grow)."""
+"""Growth: candidates level by level, a beam of K nodes at most from one level to the next (LAW.md 1.3, as EAGLE-2/3 grow)."""
 
 from __future__ import annotations
 
@@ -60,13 +60,23 @@ def select_beam(score_BC: Tensor, width: int) -> Tensor:
     return score_BC.sort(dim=-1, descending=True, stable=True).indices[:, :width]
 
 
-def grow(root_logits_BV: Tensor, expand: Expand, policy: Policy, *, depth: int, width: int, active_B: Tensor) -> Pool:
-    """Grow a tree for each row.
+def beam_widths(size: int, depth: int, width: int) -> list[int]:
+    """How many nodes of each level but the last are expanded, where a tree keeps `size` nodes, the root included.
+
+    `width`, or fewer where the others could keep no child: the j-th best node of level l stands behind j - 1 nodes of its level and its
+    l - 1 ancestors, so its children are the (j + l)-th best of the tree or worse, and size - 1 are kept. With size 4 and depth 3: of level
+    1 two nodes, of level 2 one. The pruned tree is the same.
+    """
+    return [min(width, size - 1 - level) for level in range(1, min(depth, size - 1))]
+
+
+def grow(root_logits_BV: Tensor, expand: Expand, policy: Policy, *, widths: Sequence[int], active_B: Tensor) -> Pool:
+    """Grow a tree for each row, of len(widths) + 1 levels.
 
     Args:
         root_logits_BV: the draft's logits for the root's children.
-        expand: called depth - 1 times.
-        depth: draft levels. width: nodes of a level that are expanded.
+        expand: called len(widths) times.
+        widths: nodes of each level that are expanded, as `beam_widths` gives them.
         active_B: rows that draw; the others' trees mean nothing.
     """
     num_rows, device = root_logits_BV.shape[0], root_logits_BV.device
@@ -79,7 +89,7 @@ def grow(root_logits_BV: Tensor, expand: Expand, policy: Policy, *, depth: int, 
     proposals: list[Proposal] = []
     num_pool = num_expanded = 0
 
-    for level in range(1, depth + 1):
+    for level in range(1, len(widths) + 2):
         slots = policy(logits_BFV, Frontier(level=level, path_BF=path_BF, active_BF=active_BF))
         num_frontier, num_slots = slots.token_BFK.shape[1:]
         score_BC = (score_BF.unsqueeze(-1) + slots.value_BFK).masked_fill(~active_BF.unsqueeze(-1), -torch.inf).flatten(1)
@@ -99,8 +109,8 @@ def grow(root_logits_BV: Tensor, expand: Expand, policy: Policy, *, depth: int, 
         )
         if slots.proposal is not None:
             proposals.append(slots.proposal)
-        if level < depth:
-            beam_BF = select_beam(score_BC, width)
+        if level <= len(widths):
+            beam_BF = select_beam(score_BC, widths[level - 1])
             parent_BF = frontier_C[beam_BF]
             path_BF = fold(path_BF.gather(1, parent_BF), slot_C[beam_BF])
             score_BF = score_BC.gather(1, beam_BF)

@@ -26,18 +26,21 @@ from engine.law.tree import Tree, prune
 class Level:
     """One level of a shape: C nodes, the children of the F nodes of the level before that have any, by parent and then by rank.
 
-    has_FK: which ranks each of the F has. parent_C, rank_C: of each node. inner: which of the C have children, the F of the next level.
+    has_FK: which ranks each of the F has. parent_C, rank_C: of each node. order_C: its place among the paths of the shape, from 1.
+    inner: which of the C have children, the F of the next level.
     """
 
     has_FK: Tensor
     parent_C: Tensor
     rank_C: Tensor
+    order_C: Tensor
     inner: Tensor
 
 
 def lay_out(paths: Sequence[tuple[int, ...]], device: torch.device) -> list[Level]:
     """A shape level by level. The parent and the lower siblings of each path must be among `paths`, which may have any order."""
     parents: list[tuple[int, ...]] = [()]
+    order = {path: place for place, path in enumerate(paths, start=1)}
     inner = {path[:-1] for path in paths}
     levels = []
     for depth in range(1, max(map(len, paths)) + 1):
@@ -45,9 +48,10 @@ def lay_out(paths: Sequence[tuple[int, ...]], device: torch.device) -> list[Leve
         has_FK = torch.zeros(len(parents), 1 + max(path[-1] for path in nodes), dtype=torch.bool)
         parent_C = torch.tensor([parents.index(path[:-1]) for path in nodes])
         rank_C = torch.tensor([path[-1] for path in nodes])
+        order_C = torch.tensor([order[path] for path in nodes])
         has_FK[parent_C, rank_C] = True
         inner_index = torch.tensor([index for index, path in enumerate(nodes) if path in inner], dtype=torch.long)
-        columns = {"has_FK": has_FK, "parent_C": parent_C, "rank_C": rank_C, "inner": inner_index}
+        columns = {"has_FK": has_FK, "parent_C": parent_C, "rank_C": rank_C, "order_C": order_C, "inner": inner_index}
         levels.append(Level(**{name: column.to(device) for name, column in columns.items()}))
         parents = [path for path in nodes if path in inner]
     return levels
@@ -101,7 +105,8 @@ def grow_static(
         parts.append(
             (
                 token_BC,
-                torch.where(exists_BC, 0.0, -torch.inf),
+                # nothing is pruned by it; ranks are then the places among the paths
+                torch.where(exists_BC, -level.order_C.float(), -torch.inf),
                 exists_BC & ~is_greedy_B11.squeeze(-1),
                 level.rank_C.expand_as(token_BC),
                 pool_index_F[level.parent_C].expand_as(token_BC),

@@ -52,7 +52,7 @@ def test_tree_size_and_depth_have_defaults(tiny):
         ({"speculation": Speculation(m=-1)}, ["speculation.m=-1", "an integer >= 0"]),
         ({"speculation": Speculation(m=4, top_k=4)}, ["speculation.m=4", "0 to top_k-1 = 3"]),
         ({"speculation": Speculation(draft_top=1.5)}, ["speculation.draft_top=1.5"]),
-        ({"speculation": Speculation(budget="auto")}, ["speculation.budget='auto'", "fixed"]),
+        ({"speculation": Speculation(budget="most")}, ["speculation.budget='most'", "fixed, auto"]),
         ({"speculation": Speculation(verification=Verification(rule="lossy"))}, ["verification.rule='lossy'", "lossless"]),
         ({"speculation": Speculation(verification=Verification(order="last"))}, ["verification.order='last'", "stochastic_first"]),
         (

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine import Speculation, Verification, drafting
+from engine.budget.plan import Plan, Setting
 from engine.law import candidates, verification
 from engine.law.draws import KeyedDraws, Purpose
 from engine.law.keys import fold
@@ -76,10 +77,10 @@ class _Drafts:
             row.num_draft_cached, row.pending_TF = num_draft_cached, pending_TF
         tensors = RowTensors(self._rows, 49152, torch.device("cpu"), lambda key_B: _SwappedDraws(key_B, swapped_path_B))
         size_B = torch.full((len(self._rows),), 60)
-        self._drafter.draft(self._rows, tensors, size_B)
+        self._drafter.draft(self._rows, tensors, Plan(Setting(60, 8), size_B.tolist()))
         pool = self._pools.pop()
         path_BE = torch.cat(tensors.draws.paths, 1)
-        kept_BP = best_entries(pool, size_B - 1)
+        kept_BP, _ = best_entries(pool, size_B - 1)
 
         def of_sampled(column_BP: Tensor) -> Tensor:
             origin_BP = torch.where(pool.sampled_BP, pool.origin_BP, path_BE.shape[1])

@@ -45,7 +45,7 @@ class Tiny:
         self.reference = LlamaForCausalLM.from_pretrained(self.target_folder, dtype=torch.float32).eval()
 
     def engine(self, method: str = "rheo", *, tree_size: int = 10, depth: int = 3, top_k: int = 4, **options: Any) -> Engine:
-        names = ("m", "draft_top", "verification")
+        names = ("m", "draft_top", "verification", "budget")
         speculation = {name: options.pop(name) for name in names if name in options}
         return Engine(
             self.target,

@@ -135,7 +135,7 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         ("output.path='s3://me:secret@bucket/x'", "output.path: no bucket, or credentials"),
         ("ray.gpus_per_worker=0.5", "not built yet"),
         ("model.attention=flash", "not built yet"),
-        ("speculation.budget=auto", "not built yet"),
+        ("speculation.budget=most", "allowed: fixed, auto"),
         ("speculation.topology=tree.json", "speculation.topology='tree.json'; allowed: auto with method=rheo"),
         ("input.format=jsnl", "did you mean 'jsonl'"),
         ("input.truncate=lef", "did you mean 'left'"),

@@ -203,7 +203,9 @@ def build_trees(model: TableModel, arm: Arm, policy: candidates.Policy, text_B: 
         return tree.root_only(len(text_B), text_B.device)
     active_B = torch.ones_like(text_B, dtype=torch.bool)
     expand = expand_from(model, text_B)
-    pool = growth.grow(model.draft_logits(text_B), expand, policy, depth=arm.depth, width=arm.width, active_B=active_B)
+    largest = arm.size if isinstance(arm.size, int) else arm.max_size
+    widths = growth.beam_widths(largest, arm.depth, arm.width)
+    pool = growth.grow(model.draft_logits(text_B), expand, policy, widths=widths, active_B=active_B)
     size_B = torch.full_like(text_B, arm.size) if isinstance(arm.size, int) else arm.size(pool, text_B, cycle_B)
     return tree.prune(pool, size_B, arm.max_size, model.target_token_V)
 
