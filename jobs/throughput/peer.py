@@ -97,7 +97,8 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": num_threads},
+                # unbuffered: what a peer prints before it is killed is what tells why
+                env={**os.environ, "OMP_NUM_THREADS": num_threads, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # Ctrl-C is for the bench
             )
         self._loaded = self._ask({"name": self._name, **self._setup})
